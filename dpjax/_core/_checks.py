@@ -256,7 +256,7 @@ def refuse_masked(name: str, leaf: object) -> None:
 
 
 def refuse_foreign_dtype(name: str, leaf: object) -> None:
-    """Refuses a column whose dtype is not a NumPy dtype, and a masked array.
+    """Refuses masked arrays, and columns whose dtype is not a NumPy dtype.
 
     NumPy would convert such a column to a dtype that depends on whether values are missing, and
     that may be private.

@@ -40,8 +40,8 @@ def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: fl
     """
     if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return LossKind("gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
-    # Some mechanisms state the event of a Laplace mechanism with a larger epsilon than their own.
-    # Then their own epsilon is the better bound.
+    # For some mechanisms, the epsilon of the Laplace event is larger than the epsilon of the
+    # guarantee, which is then the better bound.
     laplace = isinstance(event, accounting.LaplaceDpEvent)
     if laplace and event.noise_multiplier * epsilon > 1 - _ROUNDING:
         return LossKind("laplace", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)

@@ -87,8 +87,8 @@ def bisected(
     """Returns how many of `count` sorted entries come before each element of an array.
 
     Args:
-        before: maps an index from 0 to count - 1 for each element (an array of this shape, or one
-            index for all) to whether the entry at that index comes before the element.
+        before: takes an index from 0 to count - 1 for each element, as an array of this shape, or
+            one index for all. Returns whether the entry at the index comes before the element.
         count: the number of entries.
         shape: the shape of the array.
     """

@@ -488,7 +488,7 @@ class LedgerFile:
     def _make(self, connection: sqlite3.Connection) -> None:
         """Creates the table, the first entry and the header in one transaction.
 
-        So no other process sees only some of them.
+        So another process sees all of them or none.
 
         The mark is written before the commit, because opening a ledger without a mark raises an
         error.

@@ -78,8 +78,8 @@ _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
 # Tuples longer than this make the contents unknown, because reading them could take longer than a
 # trace.
 _LONGEST = 16
-# Suffixes of bytecode instructions, in all versions of Python, that assign variables of an outer
-# scope or attributes, import modules, or define classes.
+# Suffixes of the bytecode instructions that assign attributes or variables of an outer scope,
+# import modules, or define classes, in all versions of Python.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 

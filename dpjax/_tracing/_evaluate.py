@@ -215,7 +215,7 @@ def looks_at_other_lanes(equation: Equation) -> bool:
 
 
 def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
-    """Whether an operation has a rule for `vmap` that dpjax, or else a user, has defined."""
+    """Whether an operation has a `vmap` rule that dpjax (or a user, if not `of_dpjax`) defined."""
     if equation.primitive.name != "custom_vmap_call":
         return False
     return of_dpjax == (str(equation.params["rule"].__module__).partition(".")[0] == "dpjax")

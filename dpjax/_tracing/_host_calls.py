@@ -63,7 +63,7 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
 
     Raises:
         BaseException: the error of the function, or the interruption of the wait.
-        StoppedError: if an interruption of another call stopped all calls, including those that had
+        StoppedError: if another call was interrupted. This stops all calls, even if they have just
         finished.
     """
     began, result = _stops, futures.Future[T]()
@@ -165,7 +165,7 @@ def stopping() -> Generator[None, None, None]:
 def ended_when_stopped(
     start: Callable[[], subprocess.Popen[bytes]], end: Callable[[subprocess.Popen[bytes]], object]
 ) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Starts a subprocess that ends with the block, when host calls stop, or with this process."""
+    """Starts a subprocess, and ends it when the block or this process ends, or host calls stop."""
     with _LOCK:
         program = start()
         _ends.add(at_stop := functools.partial(end, program))

@@ -185,7 +185,7 @@ def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _placement(shaped: Any) -> dict[str, Any]:
-    """Returns the sharding of an array and the mesh axes over which it varies, if any."""
+    """Returns an array's sharding and varying mesh axes, as keywords; absent ones are omitted."""
     sharding = getattr(shaped, "sharding", None)
     kind = getattr(shaped, "manual_axis_type", None)
     varies = kind is not None and kind.varying

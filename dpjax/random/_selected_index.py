@@ -145,7 +145,7 @@ def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Arra
 
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
-    """Returns the scores, with the lowest score in place of those of taken options."""
+    """Returns the scores, in which every taken option gets the lowest score."""
     if taken is None:
         return scores
     # Scores are clamped first, because XLA's minimum on a CPU may ignore NaN.

@@ -111,7 +111,7 @@ def noise_shape(
 
 
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """Returns W, averaged over pairs with finite differences, and the largest coordinate."""
+    """Returns the mean of delta delta' over finite differences delta, and the largest value."""
     total, count, largest = np.zeros(()), 0, 0.0
     with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):
@@ -145,7 +145,7 @@ def _compiled_differences(
 
 
 def _fitting_matrix(moment: np.ndarray) -> np.ndarray:
-    """Returns W^(1/4) with a floor on its eigenvalues, scaled to a largest eigenvalue of 1."""
+    """Returns moment^(1/4), with a floor on eigenvalues, scaled to a largest eigenvalue of 1."""
     eigenvalues, vectors = np.linalg.eigh(moment)
     floored = np.maximum(eigenvalues / eigenvalues[-1], _FLOOR)
     return (vectors * floored**0.25) @ vectors.T

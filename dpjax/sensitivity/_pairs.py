@@ -81,7 +81,7 @@ def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
 
 
 def rotated(database: Database, steps: jax.Array) -> Database:
-    """Rotates the records of a database by some places, so that the last records come first."""
+    """Moves the last `steps` records of a database to the front."""
     return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)
 
 

@@ -321,7 +321,7 @@ def _sampled(
 
 
 def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
-    """Makes the sensitivity: the estimate plus all bounds on rounding, with its origin."""
+    """Makes the sensitivity: the estimate plus all bounds on rounding, and how it was sampled."""
     plan, estimate = sample.plan, sample.estimate
     pair, point = plan.pair, plan.point
     hidden = max(sample.resolution, sample.rounding), rounding_of_a_distance(plan, norm, estimate)

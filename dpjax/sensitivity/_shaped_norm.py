@@ -123,7 +123,7 @@ class NoiseShape:
         return _limbs.to_float(total, dtype) * power_of_two(self.unit - self.bits, dtype)
 
     def clamped(self, value: Value) -> Value:
-        """The value with NaN replaced by 0 and large numbers clamped; `mapped` is unchanged."""
+        """The value with NaN replaced by 0 and large numbers clamped, as `mapped` treats them."""
         return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
 
     @functools.partial(jax.jit, static_argnums=0)
