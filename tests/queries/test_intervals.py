@@ -258,7 +258,7 @@ def test_quantiles_by_group_need_a_lower_bound_on_the_size_of_each():
     for bad in (np.nan, [1, 2, 3]):
         with pytest.raises(ValueError, match="at_least must be one number"):
             release.interval(at_least=bad)
-    with pytest.raises(ValueError, match="only for quantiles of a private number of records"):
+    with pytest.raises(ValueError, match="only intervals of quantiles use it"):
         dpjax.laplace(1.0, 1.0)(KEYS[0], 0.0).interval(at_least=3)
 
 
