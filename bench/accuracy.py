@@ -295,6 +295,9 @@ def sums(data: Data) -> Job:
     """The sum of a column."""
     column = data.number[0]
     ends, numbers = data.bounds[column], data.frame[column].to_numpy()
+    # diffprivlib's noise is that of a replaced row. Bounds that include 0 make it that of an added
+    # row.
+    around = min(0.0, ends[0]), max(0.0, ends[1])
     return Job(
         "sum",
         data,
@@ -305,7 +308,7 @@ def sums(data: Data) -> Job:
                 opendp(data, e, r, by=[], terms=lambda: [of(column).dp.sum(ends)]), r, 1
             )[:, 0, 0],
             "diffprivlib": lambda e, r: repeated(
-                lambda: np.asarray(diffprivlib.tools.sum(numbers, epsilon=e, bounds=ends)), r
+                lambda: np.asarray(diffprivlib.tools.sum(numbers, epsilon=e, bounds=around)), r
             ),
         },
     )

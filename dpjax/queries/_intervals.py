@@ -2,9 +2,8 @@
 
 The distance of a noisy sum from the true sum is bounded by noise and rounding. An average of a
 private number of records is a quotient of two noisy sums; its interval inverts a test of each
-possible average (Fieller 1954). The extremes of another quotient or product of sums are at the ends
-of the sums' intervals. If a number depends on k sums, it uses k intervals that are simultaneously
-correct at the given confidence.
+possible average (Fieller 1954). The interval of a covariance inverts such a test for all averages
+in intervals of their own, which hold with a larger probability.
 
 Other statistics use a parametric bootstrap. The released sums replace the true sums, and simulated
 noise shows how far the statistic of noisy sums is from the statistic of the sums. This is valid if
@@ -45,20 +44,29 @@ def _of_mean(
     The release contains the count times half of the length of [lower, upper], and the sum of the
     differences from the middle of [lower, upper]. So their quotient is in [-1, 1].
     """
-    lower, upper, n = facts["lower"], facts["upper"], measured["n"]
+    lower, upper = facts["lower"], facts["upper"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
     together = facts["coordinates"] if simultaneous else 1
-    if n is None:
-        ratio = _ratio(measured["sums"], facts, (1 - confidence) / together)
-    else:
-        low, high = _sums(measured["sums"], facts, confidence, together)
-        ratio = _quotient((low[..., 1:], high[..., 1:]), (n[..., None] * half,) * 2)
+    ratio = _means(measured["sums"], measured["n"], half, facts, (1 - confidence) / together)
     spared = _FLOATS * max(abs(lower), abs(upper))
     first, last = (
         np.clip(middle + half * end + side, lower, upper).reshape(np.shape(value))
         for end, side in zip(ratio, (-spared, spared), strict=True)
     )
     return first, last
+
+
+def _means(
+    sums: np.ndarray, n: np.ndarray | None, one: float, facts: dict[str, Any], tail: float
+) -> Ends:
+    """Returns intervals of averages in [-1, 1], each with error probability `tail`.
+
+    The first number of `sums` is `one` times the number of records, which may be public.
+    """
+    if n is None:
+        return _ratio(sums, facts, tail)
+    divisor = n[..., None] * one
+    return _quotient(_sums(sums[..., 1:], facts, 1 - tail, 1), (divisor, divisor))
 
 
 # The ratio r in `_ratio` is rounded up to a multiple of 1 / 64 before the quantile of |Y - r Z| is
@@ -101,26 +109,49 @@ def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
     Y and Z are the errors of two released sums by noise and rounding, in units of the sums.
     """
     ratios = np.arange(_RATIOS + 1) / _RATIOS
+    return _bounds_of_sums(np.stack([np.ones_like(ratios), ratios], axis=-1), facts, tail)
+
+
+def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> np.ndarray:
+    """Returns bounds on the errors of weighted sums of released numbers, in their units.
+
+    The errors are those of noise and rounding. Each bound fails with probability at most `tail`.
+    The weights are along the last axis, and at least 0.
+    """
     if facts["noise"] == "gaussian":
-        bound = -scipy.special.ndtri(tail / 2) * np.hypot(1, ratios)
+        bound = -scipy.special.ndtri(tail / 2) * np.linalg.norm(weights, axis=-1)
     else:
-        bound = _laplace_difference(ratios, tail)
+        bound = _laplace_sum(weights, tail)
     # The noise is continuous noise that is rounded to integers. The 0.5 covers this rounding.
-    rounding = (facts["rounding"] + 0.5) * (1 + ratios)
+    rounding = (facts["rounding"] + 0.5) * weights.sum(axis=-1)
     return OUTWARD_QUANTILE * facts["arrays"][0]["scale"] * bound + rounding
 
 
-def _laplace_difference(ratios: np.ndarray, tail: float) -> np.ndarray:
-    """Returns t with P(|Y - r Z| > t) = `tail`, for independent Y and Z with density exp(-|x|) / 2.
+# Weights are increased until each is at least this multiple of the next smaller one, and the least
+# is at least this fraction of the largest.
+_APART, _LEAST_WEIGHT = 1.01, 1e-3
 
-    The probability is (exp(-t) - r^2 exp(-t / r)) / (1 - r^2), and (1 + t / 2) exp(-t) for r = 1.
+
+def _laplace_sum(weights: np.ndarray, tail: float) -> np.ndarray:
+    """Returns t with P(|sum of w_i L_i| > t) <= `tail`, where each L_i has density exp(-|x|) / 2.
+
+    If all weights differ, the probability is the sum of a_i exp(-t / w_i), where a_i is the product
+    of w_i^2 / (w_i^2 - w_j^2) over all other j. It grows with each weight.
     """
-    least, most = np.zeros_like(ratios), np.full_like(ratios, 2 * math.log(2 / tail))
-    r = ratios[1:-1]
-    for _ in range(100):
+    weights = np.sort(weights, axis=-1)
+    weights[..., 0] = np.maximum(weights[..., 0], _LEAST_WEIGHT * weights[..., -1])
+    count = weights.shape[-1]
+    for i in range(1, count):
+        weights[..., i] = np.maximum(weights[..., i], _APART * weights[..., i - 1])
+    squares = weights**2
+    apart = squares[..., :, None] - squares[..., None, :] + np.eye(count)
+    factors = np.where(np.eye(count, dtype=bool), 1, squares[..., :, None] / apart)
+    coefficients = np.prod(factors, axis=-1)
+    least = np.zeros(weights.shape[:-1])
+    most = weights.sum(axis=-1) * math.log(count / tail)
+    for _ in range(60):
         t = (least + most) / 2
-        inside = (np.exp(-t[1:-1]) - r**2 * np.exp(-t[1:-1] / r)) / (1 - r**2)
-        beyond = np.concatenate([[np.exp(-t[0])], inside, [(1 + t[-1] / 2) * np.exp(-t[-1])]])
+        beyond = np.sum(coefficients * np.exp(-t[..., None] / weights), axis=-1)
         least, most = np.where(beyond > tail, t, least), np.where(beyond > tail, most, t)
     return most
 
@@ -131,28 +162,25 @@ def _of_moments(
 ) -> Ends:
     """Returns intervals of the mean and the covariance of vectors in a public ball.
 
-    Numbers are in units of the ball's radius. A covariance is E[x y] - E[x] E[y].
+    Numbers are in units of the ball's radius.
     """
     del value
-    private_n = measured["n"] is None
-
-    def averages(parts: int) -> Ends:
-        together = facts["coordinates"] if simultaneous else parts + private_n
-        return _averages(measured, facts, confidence, together)
-
-    mean = tuple(end[..., 0, 1:] for end in averages(1))
-    across, alone = (_covariance(*averages(parts)) for parts in (3, 2))
-    same = np.eye(mean[0].shape[-1], dtype=bool)
-    # The variance of one coordinate depends on only two sums, so its interval is narrower than that
-    # of a covariance. It is never negative.
-    spread = [np.where(same, one, two) for one, two in zip(alone, across, strict=True)]
-    spread[0] = np.where(same, np.maximum(spread[0], 0), spread[0])
+    together = facts["coordinates"] if simultaneous else 1
+    tail = (1 - confidence) / together
     middle = np.asarray(facts["middle"])
+    mean = _means(measured["sums"][..., : 1 + len(middle)], measured["n"], 1.0, facts, tail)
+    spread = _covariances(measured, facts, tail)
     size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has a radius per axis.
-    spared = _FLOATS * (np.abs(middle) + size)
+    # Records at the edge of the ball are shrunk by up to this fraction.
+    edge = facts["edge"]
+    spared = _FLOATS * (np.abs(middle) + size) + edge * size
     low, high = (
-        _named(middle + size * one + side, np.outer(size, size) * two, facts["scalar"])
-        for one, two, side in zip(mean, spread, (-spared, spared), strict=True)
+        _named(
+            middle + size * one + side * spared,
+            np.outer(size, size) * (two + side * 4 * edge),
+            facts["scalar"],
+        )
+        for one, two, side in zip(mean, spread, (-1, 1), strict=True)
     )
     return low, high
 
@@ -178,42 +206,59 @@ def _quotient(over: Ends, under: Ends) -> Ends:
     return np.clip(first, -1, 1), np.clip(last, -1, 1)
 
 
-def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, together: int) -> Ends:
-    """Returns intervals of averages of z z^T, z = (1, x), from a released upper triangle."""
-    low, high = _sums(measured["sums"], facts, confidence, together)
-    size = 1 + len(facts["middle"])
-    place = np.zeros((size, size), int)
-    rows, columns = np.triu_indices(size)
-    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    n = measured["n"]
-    count = (low[..., :1], high[..., :1]) if n is None else (n[..., None],) * 2
-    # Records at the edge of the ball are shrunk by up to this fraction, so their products are
-    # shrunk by up to twice this fraction.
-    vectors = np.minimum(np.arange(size), 1)
-    edge = facts["edge"] * np.add.outer(vectors, vectors)
-    first, last = (end[..., place] for end in _quotient((low, high), count))
-    center = facts["center"] * np.diag(vectors)  # Squares were released minus this center.
-    return np.clip(first - edge + center, -1, 1), np.clip(last + edge + center, -1, 1)
+# The fraction of the error probability of a covariance that is left for the two averages.
+_OF_MEANS = 0.1
+_STEPS = 3  # Further steps would hardly make an interval narrower.
 
 
-def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
-    corners = np.stack(
-        [
-            one[..., 0, 1:, None] * two[..., 0, None, 1:]
-            for one, two in itertools.product((low, high), repeat=2)
-        ]
-    )
-    largest, least = np.max(corners, axis=0), np.min(corners, axis=0)
-    same = np.eye(corners.shape[-1], dtype=bool)
-    crosses = low[..., 0, 1:] * high[..., 0, 1:] <= 0
-    # On the diagonal both factors are the same number. The least square is 0 if the ends of the
-    # interval have different signs. A product of two different ends is not a square, so it is not
-    # used.
-    squares = np.minimum(low[..., 0, 1:] ** 2, high[..., 0, 1:] ** 2)
-    square = np.where(crosses, 0, squares)[..., None, :]
-    least = np.where(same, square, least)
-    first, last = low[..., 1:, 1:] - largest, high[..., 1:, 1:] - least
-    return np.clip(first, -1, 1), np.clip(last, -1, 1)
+def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
+    """Returns intervals of covariances from a released upper triangle of sums of z z^T, z = (1, x).
+
+    Let a and b be the true averages of x and y, c their covariance, and n the number of records.
+    The sum of x y, minus a times that of y, minus b times that of x, plus (a b - c) n is 0. For the
+    released sums, it is the error of a weighted sum. So c is kept if for some a and b in their
+    intervals, this number is within the bound on such an error. The bound depends on upper bounds
+    on the weights. Each step computes an interval of c, and so new bounds on the last weight.
+    """
+    d, n = len(facts["middle"]), measured["n"]
+    sums = as_floats(measured["sums"])
+    rows, columns = np.triu_indices(1 + d)
+    triangle = np.zeros((*sums.shape[:-1], 1 + d, 1 + d))
+    triangle[..., rows, columns] = triangle[..., columns, rows] = sums
+    count = triangle[..., :1, :1] if n is None else n[..., None, None] / facts["unit"]
+    same = np.eye(d, dtype=bool)
+    products = triangle[..., 1:, 1:] + facts["center"] * count * same
+    first = triangle[..., 0, 1:]
+    ends = _means(sums[..., : 1 + d], n, 1.0, facts, tail * _OF_MEANS / 2)
+
+    def excess(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = a[..., :, None], b[..., None, :]
+        return products - a * first[..., None, :] - b * first[..., :, None] + a * b * count
+
+    corners = np.stack([excess(a, b) for a, b in itertools.product(ends, repeat=2)])
+    least, most = corners.min(axis=0), corners.max(axis=0)
+    # For a variance, both averages are the same number.
+    inner = np.clip(first / np.where(count > 0, count, 1)[..., 0], *ends)
+    least = np.where(same, excess(inner, inner), least)
+    most = np.where(same, np.maximum(corners[0], corners[-1]), most)
+
+    both = np.stack([a[..., :, None] * b[..., None, :] for a, b in itertools.product(ends, ends)])
+    largest = np.maximum(*map(np.abs, ends))
+    # In a variance, one sum has the weight 2 a, and there is no second sum.
+    one = np.where(same, 2, 1) * largest[..., :, None]
+    two = np.where(same, 0, largest[..., None, :])
+    widest = np.where(same, 0.0, -1.0) + 0 * least, np.ones_like(least)
+    low, high = widest
+    shift, private = facts["center"] * same, float(n is None)
+    for _ in range(_STEPS):
+        last = np.maximum(shift + both.max(axis=0) - low, high - shift - both.min(axis=0)) * private
+        weights = np.stack([np.ones_like(last), one, two, last], axis=-1)
+        reach = _bounds_of_sums(weights, facts, tail * (1 - _OF_MEANS))
+        low, high = _quotient((least - reach, most + reach), (count, count))
+        # A noisy count of 0 or less gives no information.
+        low = np.where(count > 0, np.maximum(low, widest[0]), widest[0])
+        high = np.where(count > 0, high, 1.0)
+    return low, high
 
 
 class Statistic(NamedTuple):
