@@ -159,23 +159,30 @@ def accuracy(name: str, epsilon: float, seeds: int) -> dict[str, list[float]]:
     }
 
 
-def simulation(draws: int) -> dict[str, float]:
-    """Balls in bins, 2,048 steps in 64 bins: the epsilon of delta, and CPU seconds."""
-    strategy = learning.toeplitz_strategy(0.6 ** np.arange(16), steps=2048)
-    bins = learning.balls_in_bins_sampling(60_000, bins=64)
-    losses = learning.participation_losses(
-        bins, strategy=strategy, noise_multiplier=3.0, steps=2048, dims=SIZE
-    )
-    start, wall = time.process_time(), time.perf_counter()
-    found = dpjax.accounting.monte_carlo(seeded_key(0), losses, draws=draws, relation=ADDED)
-    epsilon = found.epsilon(DELTA)
-    seconds = time.process_time() - start, time.perf_counter() - wall
-    given = {"noise_multiplier": 3.0, "steps": 2048, "delta": DELTA, "dims": SIZE}
-    known = float(dpjax.accounting.dp_sgd(bins, strategy=strategy, **given).epsilon)
-    return {
-        "draws": draws, "epsilon": epsilon, "epsilon of known bins": known,
-        "CPU seconds": seconds[0], "seconds": seconds[1],
-    }  # fmt: skip
+def simulation(draws: int, multiplier: float = 3.0) -> dict[str, Any]:
+    """2,048 steps of batches of n / 64, by every sampling: epsilon, and CPU seconds of losses."""
+    steps, n = 2048, 60_000
+    strategy = learning.toeplitz_strategy(0.6 ** np.arange(BANDS), steps=steps)
+    bins = learning.balls_in_bins_sampling(n, bins=64)
+    given = {"noise_multiplier": multiplier, "steps": steps, "dims": SIZE}
+
+    def known(sampling: learning.BatchSampling) -> float:
+        found = dpjax.accounting.dp_sgd(sampling, strategy=strategy, delta=DELTA, **given)
+        return float(found.epsilon)
+
+    def secret(sampling: learning.BatchSampling) -> tuple[float, float]:
+        losses = learning.participation_losses(sampling, strategy=strategy, **given)
+        start = time.process_time()
+        found = dpjax.accounting.monte_carlo(seeded_key(0), losses, draws=draws, relation=ADDED)
+        return found.epsilon(DELTA), time.process_time() - start
+
+    cycles = learning.cyclic_sampling(n, groups=BANDS, batch_size=n / 64)
+    found: dict[str, Any] = {"cyclic": known(cycles), "known bins": known(bins)}
+    found["secret bins"] = secret(bins)
+    for separation in (BANDS, 32, 48):
+        apart = learning.min_separation_sampling(n, separation=separation, batch_size=n / 64)
+        found[f"separation {separation}"] = secret(apart)
+    return {"draws": draws, "noise multiplier": multiplier, **found}
 
 
 def run() -> None:
@@ -187,7 +194,7 @@ def run() -> None:
     results: dict[str, Any] = {"difference of errors": error_of_prefix_sums()}
     results["epsilon"] = epsilons()
     if asked.draws:
-        results["simulation"] = simulation(asked.draws)
+        results["simulation"] = [simulation(asked.draws, z) for z in (3.0, 6.0)]
     for name in tables() if asked.accuracy else ():
         for epsilon in (2.0, 8.0):
             found = accuracy(name, epsilon, asked.accuracy)

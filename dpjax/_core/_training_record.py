@@ -16,12 +16,13 @@ class TrainingRecord:
     Attributes:
         steps: the number of steps that the guarantee covers.
         batch_size: the expected size of a batch.
-        sampling: how batches were drawn: "poisson", "fixed" or "bins".
+        sampling: how batches were drawn: "poisson", "fixed", "bins" or "separated".
         slots: the public number of slots for records.
-        rate: the probability that a record is in a batch of its group or bin.
+        rate: the probability that a record is in a batch of its group or bin, or in a batch that it
+            may join.
         capacity: the number of slots of a batch.
         groups: the number of groups or bins. A record may join only one of this many consecutive
-            batches, that of its group or bin.
+            batches, that of its group or bin if there are any.
         clip_norm: the clip norms, as strings.
         noise_multiplier: the least noise multiplier of a step.
         strategy: the number of bands of correlated noise; 1 for independent noise.
@@ -137,6 +138,8 @@ def _percent(share: float) -> str:
 def _turns(training: TrainingRecord) -> str:
     if training.groups == 1:
         return ""
+    if training.sampling == "separated":
+        return f" in each batch, if in none of the {training.groups - 1} before it"
     own = "secret bin" if training.sampling == "bins" else "group"
     return f" in the batches of its {own}, one of {training.groups} that take turns"
 

@@ -41,7 +41,9 @@ _MET = 0.99
 _LARGEST_SHARE = 0.1
 
 
-Kind = Literal["poisson", "fixed", "bins"]
+Kind = Literal["poisson", "fixed", "bins", "separated"]
+# One key draws the batches of all steps.
+_ONE_KEY = ("bins", "separated")
 
 
 class Columns(Protocol):
@@ -69,7 +71,8 @@ class Sampling(Protocol):
         """How records join a batch.
 
         How records join batches: each record independently ("poisson"), in batches of a fixed size
-        ("fixed"), or each record in the batches of a secret bin ("bins").
+        ("fixed"), each record in the batches of a secret bin ("bins"), or at random distances
+        ("separated").
         """
         ...
 
@@ -143,10 +146,10 @@ def dp_sgd(
         - the difference between the tables of the noise and the normal distribution, for every
           coordinate of every step.
 
-        For bins, this is the guarantee for records whose bin is known to the attacker. It is also
-        valid if the bin is secret. To make use of the secret, simulate privacy losses by
-        `learning.participation_losses`. With a strategy, docs/proofs/correlated-noise.md has the
-        proof.
+        For bins, and for batches at random distances, this is the guarantee for records whose
+        batches are known to the attacker. It is also valid if they are secret. To make use of the
+        secret, simulate privacy losses by `learning.participation_losses`. With a strategy,
+        docs/proofs/correlated-noise.md has the proof.
 
         For batches of a fixed size, the hockey-stick divergence at e^epsilon is the rate times the
         divergence of the Gaussian mechanism at 1 + (e^epsilon - 1) / rate. Swapping the neighbors
@@ -366,6 +369,8 @@ class DpSgdRun(NamedTuple):
     # Of any `groups` consecutive batches, a record can be in at most one.
     groups: int = 1
     strategy: Columns | None = None
+    # The probability that a record is in a batch, if one key draws all batches.
+    share: float = 1.0
 
     def checked(self) -> "DpSgdRun":
         """Returns the run with checked parameters; the relation None is replaced by a default."""
@@ -383,7 +388,9 @@ class DpSgdRun(NamedTuple):
         _checks.integer("sampling.n", sampling.n, least=1)
         # A sampling without the attribute `groups` has one group.
         groups = getattr(sampling, "groups", 1)
-        groups = _checks.integer("sampling.groups", groups, least=1, most=sampling.n)
+        # `uneven` is a bound for at most 2^16 bins, or steps between two batches of a record.
+        most = min(sampling.n, 2**16) if sampling.kind in _ONE_KEY else sampling.n
+        groups = _checks.integer("sampling.groups", groups, least=1, most=most)
         if sampling.kind == "fixed" and groups != 1:
             raise ValueError(
                 "sampling.groups must be 1 for batches of a fixed size, which draw from all"
@@ -399,9 +406,15 @@ class DpSgdRun(NamedTuple):
                 f"sampling.rate must be 1 for bins, whose records all join, got {sampling.rate}:"
                 " use balls_in_bins_sampling"
             )
-        drawn = _Drawn(sampling.kind, sampling.n, sampling.rate, sampling.capacity)
-        run = DpSgdRun(drawn, steps, delta, dims, relation, self.method, groups, self.strategy)
-        if run.overlaps and sampling.rate != 1:
+        # Only simulations account for the secret of when a record joins. All formulas are for
+        # records that join every batch that they may join.
+        separated = sampling.kind == "separated"
+        rate, share = sampling.rate, share_of_batches(sampling.rate, groups)
+        drawn = _Drawn(sampling.kind, sampling.n, 1.0 if separated else rate, sampling.capacity)
+        run = DpSgdRun(
+            drawn, steps, delta, dims, relation, self.method, groups, self.strategy, share
+        )
+        if run.overlaps and (rate != 1 or separated):
             assert self.strategy is not None
             raise ValueError(
                 f"sampling must have at least groups={self.strategy.bands}, one for each band of "
@@ -423,8 +436,8 @@ class DpSgdRun(NamedTuple):
     @property
     def joining(self) -> tuple[int, float]:
         """The largest number of records that may join a batch, and the probability of each."""
-        if self.sampling.kind == "bins":
-            return self.sampling.n, 1 / self.groups
+        if self.sampling.kind in _ONE_KEY:
+            return self.sampling.n, min(1.0, self.share + self.uneven)
         return -(-self.sampling.n // self.groups), self.sampling.rate
 
     def gaussians(self, z: float) -> tuple[float, int]:
@@ -444,6 +457,19 @@ class DpSgdRun(NamedTuple):
         return -(-self.steps // self.groups)
 
     @property
+    def uneven(self) -> float:
+        """How far the batches of a record are from their distribution, in total variation.
+
+        A 64-bit word modulo the number of bins is not exactly uniform. Neither is the first batch
+        that a record may join, if its batches are at random distances. Each distance is drawn by
+        comparing one word with at most 255 numbers, which are rounded to 64 bits.
+        """
+        if self.sampling.kind not in _ONE_KEY:
+            return 0.0
+        distances = self.steps if self.sampling.kind == "separated" else 0
+        return (self.groups + 256.0 * distances) * 2.0**-64
+
+    @property
     def loss(self) -> float:
         """The log of the factor by which noise tables may change densities of a whole run."""
         assert GAUSSIAN.lattice is not None
@@ -461,9 +487,7 @@ class DpSgdRun(NamedTuple):
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
         ordered = self.sampling.n if self.sampling.kind == "fixed" else self.sampling.capacity
-        # A 64-bit word modulo the number of bins is not exactly uniform. `uneven` pays for this.
-        uneven = self.groups * 2.0**-64 if self.sampling.kind == "bins" else 0.0
-        return self.steps * (of_noise + float(ordered) ** 2 * 2.0**-129) + uneven
+        return self.steps * (of_noise + float(ordered) ** 2 * 2.0**-129) + self.uneven
 
     @property
     def missed(self) -> float:
@@ -585,6 +609,15 @@ def rare_enough(epsilon: float, delta: float, steps: int) -> float:
     if epsilon > 600:
         return 0.0
     return delta / 1000 / steps / (1 + math.exp(epsilon))
+
+
+def share_of_batches(rate: float, separation: int) -> float:
+    """Returns the probability that a record joins a batch, if its batches are apart.
+
+    After each batch, a record waits for `separation` steps, and then joins each batch with
+    probability `rate`. For bins, the rate is 1.
+    """
+    return rate / (1 + (separation - 1) * rate)
 
 
 def least_capacity(n: int, rate: float, rare: float) -> int:

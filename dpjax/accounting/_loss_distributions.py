@@ -37,7 +37,7 @@ class NoEpsilonError(ValueError):
 
 
 def epsilons_by_losses(
-    kind: Literal["poisson", "fixed", "bins"],
+    kind: Literal["poisson", "fixed", "bins", "separated"],
     rate: float,
     z: float,
     steps: int,
@@ -64,7 +64,7 @@ def epsilons_by_losses(
 
 
 def composed_losses(
-    kind: Literal["poisson", "fixed", "bins"],
+    kind: Literal["poisson", "fixed", "bins", "separated"],
     rate: float,
     z: float,
     steps: int,

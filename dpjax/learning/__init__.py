@@ -21,6 +21,7 @@ from dpjax.learning._sampling import (
     balls_in_bins_sampling,
     cyclic_sampling,
     fixed_size_sampling,
+    min_separation_sampling,
     poisson_sampling,
 )
 from dpjax.learning._strategies import (
@@ -68,6 +69,7 @@ __all__ = [
     "fixed_size_sampling",
     "gaussian_noise",
     "guarantee",
+    "min_separation_sampling",
     "objective_perturbation",
     "optimized_strategy",
     "participation_losses",

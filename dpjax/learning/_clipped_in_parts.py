@@ -34,7 +34,7 @@ def clipped_in_parts(
     and the accounting does not cover that.
 
     Args:
-        key: as for `sampling`, a different key for each step.
+        key: as for `sampling`.
         clipped: the clipped gradients of the loss, from `clipped_gradients`.
         parameters: a pytree of float arrays.
         sampling: draws the batch.
@@ -43,8 +43,7 @@ def clipped_in_parts(
         parts: the number of parts, from 1 to the number of slots. All parts have the same size and
             share a program.
         present: the slots that contain a record, as for `sampling`; None if all slots do.
-        step: the number of the step, as for `sampling`; None unless `sampling` is a
-            `cyclic_sampling`.
+        step: the number of the step, if `sampling` needs it.
         clip_norm: as for `clipped`.
 
     Returns:

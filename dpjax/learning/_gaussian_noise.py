@@ -51,7 +51,7 @@ class NoiseState(TrainingState):
         dims: the number of coordinates that get noise in a step.
         noise: "exact" or "float".
         bands: in how many steps a batch affects the noisy sum: 1, except for `correlated_noise`.
-        bins: a number for the key that put the records into bins; 0 without bins.
+        bins: a number for the key, if one key draws all batches, as with bins; 0 otherwise.
 
     Formal guarantees:
         None. It contains a secret, the key.
@@ -301,8 +301,8 @@ def after_a_step(
     drawn_by = jnp.uint32(drawn_by)
     bins = jnp.asarray(turn.bins).astype(jnp.uint32)
     # The guarantee assumes that one sampling drew all batches. SEVERAL means that different
-    # samplings drew them, that a batch was drawn for another step, or that records were assigned to
-    # bins again.
+    # samplings drew them, that a batch was drawn for another step, or that its key was another one
+    # although all steps need the same key.
     same = (state.step == 0) | ((state.drawn_by == drawn_by) & (state.bins == bins))
     same &= (jnp.asarray(turn.step) == ANY_TURN) | (jnp.asarray(turn.step) == state.step)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)

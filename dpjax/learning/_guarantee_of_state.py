@@ -46,8 +46,8 @@ def guarantee(
         privacy_unit: the unit that the sampling draws, as for `accounting.dp_sgd`.
         method: "pld" or "renyi", see `accounting.dp_sgd`.
         simulated: privacy losses that `accounting.monte_carlo` drew from `participation_losses`.
-            They account for the amplification by a `balls_in_bins_sampling`. The guarantee then has
-            the confidence of the simulation.
+            They account for the amplification by a `balls_in_bins_sampling` or a
+            `min_separation_sampling`. The guarantee then has the confidence of the simulation.
 
     Returns:
         A `Guarantee`. If a seeded key was used, a note says so. For noise in floats, the guarantee
@@ -184,7 +184,7 @@ def _check_covered(
         # If the index of a slot determines its group, groups are public, so they do not amplify
         # privacy.
         "sampling": (
-            losses.sampling == sampling and sampling.kind == "bins",
+            losses.sampling == sampling and sampling.one_key,
             losses.sampling,
             sampling,
         ),

@@ -11,6 +11,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Key
 from dpjax.learning._sampling import BatchSampling
+from dpjax.learning._separated_losses import separated_losses
 from dpjax.learning._strategies import Strategy
 
 # Inner products are increased by this fraction of the largest inner product, to cover rounding
@@ -51,41 +52,62 @@ class ParticipationLosses:
     @functools.cached_property
     def _factor(self) -> np.ndarray:
         """Returns a Cholesky factor of the bins' shifts' inner products, increased slightly."""
-        shifts = np.array([self._shifts(i) for i in range(self.sampling.groups)])
+        bins = self.sampling.groups
+        shifts = np.array([self._shifts(i, apart=bins) for i in range(bins)])
         products = shifts @ shifts.T
         # Larger inner products give a dominating pair, so the increase covers the rounding errors
         # of the products and of the factor.
         raised = products + _RAISED * products.max() * (1 + np.eye(len(products)))
         return np.linalg.cholesky(raised)
 
-    def _shifts(self, first: int) -> np.ndarray:
-        """Returns how much a record of bin `first` changes each row, in units of its noise."""
+    def _shifts(self, first: int, *, apart: int) -> np.ndarray:
+        """Returns how much a record changes each row, in units of its noise.
+
+        The record is in the batches of the steps first, first + apart, first + 2 apart, ...
+        """
         steps = self.steps
         if self.strategy is None:
-            return (np.arange(steps) % self.sampling.groups == first) / self.noise_multiplier
-        moved = self.strategy.moved_rows(first, groups=self.sampling.groups, steps=steps)
+            return (np.arange(steps) % apart == first) / self.noise_multiplier
+        moved = self.strategy.moved_rows(first, groups=apart, steps=steps)
         # Rounding changes a row by at most sqrt(dims) units of the grid. The norm bound of a
         # clipped sum is at least sqrt(dims) 2^(fineness - 1) units.
         reached = np.zeros(steps + self.strategy.bands)
-        for step in range(first, steps, self.sampling.groups):
+        for step in range(first, steps, apart):
             reached[step : step + self.strategy.bands] = 1
         moved += reached[:steps] * 2.0 ** (1 - self.fineness)
         return moved / (self.noise_multiplier * self.strategy.column_norm)
 
+    @functools.cached_property
+    def _columns(self) -> np.ndarray:
+        """Returns how much a batch in step s changes row s + i, at [s, i], increased slightly."""
+        bands = 1 if self.strategy is None else self.strategy.bands
+        columns = np.zeros((self.steps, bands))
+        for step in range(self.steps):
+            rows = slice(step, step + bands)
+            found = self._shifts(step, apart=self.steps)[rows]
+            columns[step, : len(found)] = found
+        return columns * (1 + _RAISED)
+
     def __call__(self, key: Key) -> jax.Array:
         """The losses of one draw: of having a record against lacking it, and the reverse."""
-        factor = jnp.asarray(self._factor)
-        products = factor @ factor.T
-        key_bin, key_noise = jax.random.split(key)
-        own = jax.random.randint(key_bin, (), 0, len(factor))
-        noise = factor @ jax.random.normal(key_noise, (len(factor),), jnp.float64)
+        if self.sampling.kind == "separated":
+            return separated_losses(key, self._columns, self.sampling)
+        return _losses_of_bins(key, jnp.asarray(self._factor))
 
-        def log_ratio(inner: jax.Array) -> jax.Array:
-            """Returns log(mixture / Q), from inner products with each bin's shift."""
-            exponents = inner - jnp.diagonal(products) / 2
-            return jax.nn.logsumexp(exponents) - math.log(len(factor))
 
-        return jnp.stack([log_ratio(noise + products[own]), -log_ratio(noise)])
+def _losses_of_bins(key: Key, factor: jax.Array) -> jax.Array:
+    """Draws both losses, given a Cholesky factor of the inner products of the bins' shifts."""
+    products = factor @ factor.T
+    key_bin, key_noise = jax.random.split(key)
+    own = jax.random.randint(key_bin, (), 0, len(factor))
+    noise = factor @ jax.random.normal(key_noise, (len(factor),), jnp.float64)
+
+    def log_ratio(inner: jax.Array) -> jax.Array:
+        """Returns log(mixture / Q), from inner products with each bin's shift."""
+        exponents = inner - jnp.diagonal(products) / 2
+        return jax.nn.logsumexp(exponents) - math.log(len(factor))
+
+    return jnp.stack([log_ratio(noise + products[own]), -log_ratio(noise)])
 
 
 def participation_losses(
@@ -96,19 +118,19 @@ def participation_losses(
     steps: int,
     dims: int,
 ) -> ParticipationLosses:
-    """Draws privacy losses of a training with balls in bins, for `accounting.monte_carlo`.
+    """Draws privacy losses of a training by secret batches, for `accounting.monte_carlo`.
 
-    Because a record's bin is secret, nobody knows which batches it was in. No formula is known for
-    the privacy loss, but losses of a dominating pair P, Q can be drawn. With the shift mu_i of bin
-    i, the pair is
+    With `balls_in_bins_sampling` and `min_separation_sampling`, nobody knows which batches a record
+    was in. No formula is known for the privacy loss, but losses of a dominating pair P, Q can be
+    drawn. Let S be the random set of the steps whose batches contain the record. The pair is
 
-        P = mean of N(mu_i, I) over i,    Q = N(0, I).
+        P = mean of N(mu_S, I) over S,    Q = N(0, I).
 
-    The shift mu_i has one entry for each step t: the sum of |C[t, j]| over the steps j of bin i,
+    The shift mu_S has one entry for each step t: the sum of |C[t, j]| over the steps j in S,
     divided by the standard deviation of a row's noise.
 
     Args:
-        sampling: a `balls_in_bins_sampling`.
+        sampling: a `balls_in_bins_sampling` or a `min_separation_sampling`.
         strategy: of correlated noise; None for `gaussian_noise`.
         noise_multiplier: a lower bound on the noise multiplier of every step.
         steps: an upper bound on the number of steps.
@@ -120,7 +142,8 @@ def participation_losses(
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if a number is out of range, or the sampling has no bins.
+        ValueError: if a number is out of range; if the sampling is another one; or if the
+            separation is less than the number of bands.
 
     Formal guarantees:
         P and Q dominate the outputs of all steps on neighboring databases under add-or-remove-one,
@@ -130,7 +153,7 @@ def participation_losses(
 
     Source:
         Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (2024), arXiv 2410.06266; Chua et al.
-        (2024), arXiv 2412.16802, for independent noise.
+        (2024), arXiv 2412.16802, for independent noise; arXiv 2602.09338, for separated batches.
 
     Example:
         >>> import dpjax
@@ -148,15 +171,23 @@ def participation_losses(
     """
     if not isinstance(sampling, BatchSampling):
         raise TypeError(
-            f"sampling must be made by balls_in_bins_sampling, got {_checks.described(sampling)}"
+            "sampling must be made by balls_in_bins_sampling or min_separation_sampling, got"
+            f" {_checks.described(sampling)}"
         )
-    if sampling.kind != "bins":
+    if not sampling.one_key:
         raise ValueError(
-            f"sampling must have bins, got {sampling}: for a sampling without bins, no "
-            "simulation is needed, because learning.guarantee uses a formula"
+            "sampling must be made by balls_in_bins_sampling or min_separation_sampling, got "
+            f"{sampling}: for other samplings, no simulation is needed, because "
+            "learning.guarantee uses a formula"
         )
     if not isinstance(strategy, Strategy | None):
         raise TypeError(f"strategy must be a Strategy, got {_checks.described(strategy)}")
+    if sampling.kind == "separated" and strategy is not None and strategy.bands > sampling.groups:
+        raise ValueError(
+            f"sampling must have at least the separation {strategy.bands}, one step for each band "
+            f"of the strategy, got {sampling}: otherwise two batches of a record would enter one "
+            "published number"
+        )
     most = _MOST_NUMBERS // sampling.groups
     steps = _checks.integer("steps", steps, least=1, most=most)
     if strategy is not None and steps > strategy.steps:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from dpjax._core._types import Key
 from dpjax._core._values import Scalar
 from dpjax._tracing import _shards
 from dpjax._tracing._fingerprints import digest
-from dpjax.accounting._dp_sgd import least_capacity
+from dpjax.accounting._dp_sgd import Kind, least_capacity, share_of_batches
+from dpjax.learning import _separation
 from dpjax.random._keys import check_key, is_seeded
 
 # The probability that more records join a batch than it has slots, if the caller gives no capacity.
@@ -26,16 +27,16 @@ _WORD = 2.0**32
 ANY_TURN, NO_TURN = -1, -2
 # With more bins, the probabilities of the bins would differ by more than 2^-48 from uniform.
 _MOST_BINS = 2**16
-# Folded into the key of the bins, to derive a number that identifies this key.
+# Folded into the one key of all steps, to derive a number that identifies this key.
 _TELLING = 0x62696E73
 
 
 class Turn(NamedTuple):
-    """The step for which a batch was drawn, and the bins from which it was drawn.
+    """The step for which a batch was drawn, and the key from which it was drawn.
 
     Attributes:
         step: the step; -1 if the batch may be used in every step.
-        bins: a number for the key that put records into bins; 0 if there are no bins.
+        bins: a number for the key, if all steps use one key, as with bins; 0 otherwise.
     """
 
     step: Scalar = ANY_TURN
@@ -128,20 +129,23 @@ class BatchSampling:
     """How batches are drawn; `sampling(key)` draws one.
 
     Attributes:
-        kind: "poisson", which draws each record independently, "fixed", a uniform subset, or
-            "bins", which puts each record into a uniform bin.
+        kind: "poisson", which draws each record independently, "fixed", a uniform subset, "bins",
+            which puts each record into a uniform bin, or "separated", which keeps the batches of a
+            record apart.
         n: the number of slots for records, public.
-        rate: the probability that a record is in a batch of its group or bin, public.
+        rate: the probability that a record is in a batch of its group or bin, or in a batch that it
+            may join, public.
         capacity: the number of slots of a batch, public.
         groups: the number of groups or bins. A record may be in the batch of a step only if the
             step, modulo this number, equals its group or bin. Slot i is in group i modulo this
-            number. It is 1 if a record may be in all batches.
+            number. It is 1 if a record may be in all batches. For "separated", a record is in at
+            most one of this many consecutive batches.
 
     Formal guarantees:
         See the factory that made it.
     """
 
-    kind: Literal["poisson", "fixed", "bins"]
+    kind: Kind
     n: int
     rate: float
     capacity: int
@@ -150,7 +154,14 @@ class BatchSampling:
     @property
     def batch_size(self) -> float:
         """The expected size of a batch if no slot is empty, public: what a sum is divided by."""
+        if self.one_key:
+            return self.n * share_of_batches(self.rate, self.groups)
         return self.n * self.rate / self.groups
+
+    @property
+    def one_key(self) -> bool:
+        """Whether one key draws the batches of all steps."""
+        return self.kind in ("bins", "separated")
 
     def __call__(
         self, key: Key, present: jax.Array | None = None, *, step: Scalar | None = None
@@ -158,13 +169,13 @@ class BatchSampling:
         """Draws a batch. It works in `jit`, and all batches share one program.
 
         Args:
-            key: a key from `dpjax.random.secure_key`, a different key for each step. With bins,
-                pass the same key in all steps. The guarantee does not protect against somebody who
-                knows the key, and so knows which records were used.
+            key: a key from `dpjax.random.secure_key`, a different key for each step. If `one_key`
+                is True, pass the same key in all steps. The guarantee does not protect against
+                somebody who knows the key, and so knows which records were used.
             present: booleans of shape (n,), the slots that contain a record, such as `present` of a
                 `PaddedRecords`; None if all slots do. Empty slots are never in a batch.
-            step: the number of the step, from 0. A `cyclic_sampling` and a `balls_in_bins_sampling`
-                need it, because the step decides which group or bin may join the batch.
+            step: the number of the step, from 0. A `cyclic_sampling`, a `balls_in_bins_sampling`
+                and a `min_separation_sampling` need it, because the step decides who may join.
 
         Returns:
             A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
@@ -207,8 +218,8 @@ class BatchSampling:
         )
         if self.kind == "fixed":
             return _fixed(key, self)
-        if self.kind == "bins":
-            return _from_bins(key, self, present, step)
+        if self.one_key:
+            return _by_one_key(key, self, present, step)
         return _poisson(key, self, present, step)
 
 
@@ -414,6 +425,70 @@ def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) ->
     return BatchSampling("bins", n, 1.0, capacity, bins)
 
 
+def min_separation_sampling(
+    n: int, *, separation: int, batch_size: float, capacity: int | None = None
+) -> BatchSampling:
+    """Batches for correlated noise: a record that joined one waits until it may join another.
+
+    A record that joined none of the last b - 1 batches joins the next one with probability q, where
+    b is the separation ("b-min-sep sampling"). Every record may join in all other steps, so its
+    batches are less predictable than those of its group or bin. All steps use the same key.
+
+    The first batch that a record may join is random, such that all batches have the same expected
+    size B = n q / (1 + (b - 1) q). With q = 1, this is `balls_in_bins_sampling` with b bins.
+
+    Args:
+        n: number of slots for records, public, as for `poisson_sampling`.
+        separation: b, from 2 to 65,536, at least the number of bands of the strategy.
+        batch_size: B, the expected size of a batch if no slot is empty, above 0, at most n / b. The
+            rate of the sampling is q.
+        capacity: slots of a batch, as for `poisson_sampling`.
+
+    Returns:
+        A `BatchSampling`, called as `sampling(key, step=t)`, with one key for all steps. Its cost
+        grows with the number of batches that a record joined before step t.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        Given uniform random bits, the batches of a record have the distribution above, up to a
+        difference below (b + 256 t) / 2^64 in t steps, independently of all other records. The
+        batches of a record are at least b steps apart, always. Records beyond the capacity are left
+        out, as in `poisson_sampling`, and wait as if they had joined. The state of the noise
+        identifies the key. If steps used different keys, `guarantee` raises an error.
+
+    Source:
+        Choquette-Choo, Ganesh, Haque, Steinke and Thakurta, "Near-exact privacy amplification for
+        matrix mechanisms" (2024), arXiv 2410.06266; arXiv 2602.09338, for the first batch and the
+        privacy loss. docs/proofs/correlated-noise.md has a proof.
+
+    Example:
+        >>> import dpjax
+        >>> sampling = dpjax.learning.min_separation_sampling(1000, separation=4, batch_size=50)
+        >>> key = dpjax.random.secure_key()
+        >>> batches = [sampling(key, step=t) for t in (3, 4)]
+        >>> sampling.batch_size <= 50 and sampling.rate > 50 / 1000
+        True
+    """
+    n = _checks.integer("n", n, least=1, most=2**31 - 1)
+    separation = _checks.integer("separation", separation, least=2, most=min(n, _MOST_BINS))
+    size = _checks.positive("batch_size", batch_size)
+    _checks.host_only("batch_size", size, "a concrete number")
+    words = int(min(size / max(n - (separation - 1) * size, size), 1.0) * _WORD)
+    if size > n / separation * (1 + 1e-12) or words == 0:
+        raise ValueError(
+            f"batch_size must be at most n / separation = {n / separation:g} and above n / 2^32,"
+            f" got {size:g}"
+        )
+    rate = words / _WORD
+    if capacity is None:
+        capacity = least_capacity(n, share_of_batches(rate, separation), RARE)
+    capacity = _checks.integer("capacity", capacity, least=1, most=n)
+    return BatchSampling("separated", n, rate, capacity, separation)
+
+
 def _whole_step(step: Scalar) -> jax.Array:
     if not jnp.issubdtype(jnp.result_type(step), jnp.integer) or jnp.ndim(step):
         raise ValueError(f"step must be an integer from 0, got {_checks.described(step)}")
@@ -444,16 +519,18 @@ def _poisson(
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _from_bins(
+def _by_one_key(
     key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array
 ) -> Batch:
-    key_bins, key_order = jax.random.split(key)
-    high, low = jax.random.bits(key_bins, (2, sampling.n), jnp.uint32)
-    bins = np.uint32(sampling.groups)
-    # This computes a 64-bit word modulo the number of bins. Products of two remainders are below
-    # 2^32, so nothing overflows.
-    own = (high % bins * np.uint32(2**32 % sampling.groups) % bins + low % bins) % bins
-    joins = own == step.astype(jnp.uint32) % bins
+    key_joins, key_order = jax.random.split(key)
+    if sampling.kind == "bins":
+        high, low = jax.random.bits(key_joins, (2, sampling.n), jnp.uint32)
+        own = _separation.remainder(high, low, sampling.groups)
+        joins = own == step.astype(jnp.uint32) % np.uint32(sampling.groups)
+    else:
+        joins = _separation.joins(
+            key_joins, step, n=sampling.n, separation=sampling.groups, rate=sampling.rate
+        )
     if present is not None:
         joins &= present
     telling = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)

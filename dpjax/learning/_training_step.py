@@ -171,7 +171,7 @@ def step(
         records, present = records.records, records.present.astype(bool)
     # With bins, one key assigns all records to bins in all steps. Other samplings need a new key
     # for each step.
-    key = now.batches if sampling.kind == "bins" else jax.random.fold_in(now.batches, count)
+    key = now.batches if sampling.one_key else jax.random.fold_in(now.batches, count)
     batch = sampling(key, present, step=None if sampling.groups == 1 else count)
     examples = jax.tree.map(lambda column: column[batch.indices], records)
     clipped = ClippedGradients(loss, numbers.clip_norm, microbatch_size)

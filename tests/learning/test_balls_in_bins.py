@@ -211,7 +211,7 @@ def test_losses_of_other_functions_and_relations_are_refused():
             state, SAMPLING, delta=1e-2, simulated=simulated(draws=1000),
             relation=dpjax.NeighboringRelation.REPLACE_ONE,
         )  # fmt: skip
-    with pytest.raises(ValueError, match="sampling must have bins"):
+    with pytest.raises(ValueError, match="must be made by balls_in_bins_sampling or min"):
         simulated(sampling=learning.poisson_sampling(N, batch_size=4))
 
 
