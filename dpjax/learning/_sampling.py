@@ -525,7 +525,7 @@ def _by_one_key(
     key_joins, key_order = jax.random.split(key)
     if sampling.kind == "bins":
         high, low = jax.random.bits(key_joins, (2, sampling.n), jnp.uint32)
-        own = _separation.remainder(high, low, sampling.groups)
+        own = _separation.modulo(high, low, sampling.groups)
         joins = own == step.astype(jnp.uint32) % np.uint32(sampling.groups)
     else:
         joins = _separation.joins(

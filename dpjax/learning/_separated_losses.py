@@ -121,13 +121,13 @@ def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> 
         return lax.scan(one_row, state, (rows, noise, chance))
 
     nothing = jnp.int32(bands), jnp.zeros((bands, 2)), Ratio.at_start(sampling, (2,))
-    start = _Row(_first(key_first, sampling), *nothing)
+    start = _Row(_first_wait(key_first, sampling), *nothing)
     last, _ = lax.scan(one_block, start, lax.iota(jnp.int32, blocks))
     having, lacking = last.ratio.total(blocks * _BLOCK - before)
     return jnp.stack([having, -lacking])
 
 
-def _first(key: Key, sampling: BatchSampling) -> jax.Array:
+def _first_wait(key: Key, sampling: BatchSampling) -> jax.Array:
     """Draws the first step in which the record may join."""
     share = share_of_batches(sampling.rate, sampling.groups)
     chance = jax.random.uniform(key, (), jnp.float64)

@@ -19,7 +19,7 @@ from dpjax._core._types import Key
 _DECIDED = 255
 
 
-class _Drawn(NamedTuple):
+class _Draws(NamedTuple):
     """What is known after some draws.
 
     Attributes:
@@ -33,7 +33,7 @@ class _Drawn(NamedTuple):
     found: jax.Array
 
 
-def remainder(high: jax.Array, low: jax.Array, modulus: int) -> jax.Array:
+def modulo(high: jax.Array, low: jax.Array, modulus: int) -> jax.Array:
     """Returns 64-bit words modulo a number of at most 2^16, whose products do not overflow."""
     divisor = np.uint32(modulus)
     return (high % divisor * np.uint32(2**32 % modulus) % divisor + low % divisor) % divisor
@@ -47,9 +47,9 @@ def joins(key: Key, step: jax.Array, *, n: int, separation: int, rate: float) ->
     """
     key_first, key_waits = jax.random.split(key)
     step = jnp.maximum(step, 0).astype(jnp.uint32)
-    limits = _limits(*(1 - (1 - Fraction(rate)) ** k for k in range(1, _DECIDED + 1)))
+    limits = _word_limits(*(1 - (1 - Fraction(rate)) ** k for k in range(1, _DECIDED + 1)))
 
-    def draw(state: _Drawn) -> _Drawn:
+    def draw(state: _Draws) -> _Draws:
         """Draws once more for each record that may join a batch up to the step."""
         draws, able, found = state
         high, low = jax.random.bits(jax.random.fold_in(key_waits, draws), (2, n), jnp.uint32)
@@ -60,13 +60,13 @@ def joins(key: Key, step: jax.Array, *, n: int, separation: int, rate: float) ->
         after = jnp.where(joined, place + np.uint32(separation), place)
         undecided = able <= step
         found |= undecided & joined & (place == step)
-        return _Drawn(draws + 1, jnp.where(undecided, after, able), found)
+        return _Draws(draws + 1, jnp.where(undecided, after, able), found)
 
-    start = _Drawn(jnp.uint32(0), _first(key_first, n, separation, rate), jnp.zeros(n, bool))
+    start = _Draws(jnp.uint32(0), _first_step(key_first, n, separation, rate), jnp.zeros(n, bool))
     return lax.while_loop(lambda state: jnp.any(state.able <= step), draw, start).found
 
 
-def _first(key: Key, n: int, separation: int, rate: float) -> jax.Array:
+def _first_step(key: Key, n: int, separation: int, rate: float) -> jax.Array:
     """Draws the first step in which each record may join.
 
     It is 0 with probability 1 / (1 + (separation - 1) rate), and otherwise uniform between 1 and
@@ -74,12 +74,12 @@ def _first(key: Key, n: int, separation: int, rate: float) -> jax.Array:
     join.
     """
     high, low, *other = jax.random.bits(key, (4, n), jnp.uint32)
-    limits = _limits(1 / (1 + (separation - 1) * Fraction(rate)))
-    later = 1 + remainder(other[0], other[1], max(separation - 1, 1))
+    limits = _word_limits(1 / (1 + (separation - 1) * Fraction(rate)))
+    later = 1 + modulo(other[0], other[1], max(separation - 1, 1))
     return jnp.where(_reached(high, low, limits) == 0, jnp.uint32(0), later)
 
 
-def _limits(*shares: Fraction) -> tuple[np.ndarray, np.ndarray]:
+def _word_limits(*shares: Fraction) -> tuple[np.ndarray, np.ndarray]:
     """Returns the 64-bit numbers below which a random word is with these probabilities.
 
     The probabilities are rounded by at most 2^-64. Returns the high and the low half of each.

@@ -97,7 +97,7 @@ def test_distances_are_as_far_from_their_distribution_as_is_charged(separation, 
     q, share = Fraction(rate), 1 / (1 + (separation - 1) * Fraction(rate))
 
     def numbers(*shares):
-        high, low = _separation._limits(*shares)
+        high, low = _separation._word_limits(*shares)
         return [int(x) * 2**32 + int(y) for x, y in zip(high, low, strict=True)]
 
     ends = [1 - (1 - q) ** k for k in range(1, 256)]
