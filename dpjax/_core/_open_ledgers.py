@@ -149,7 +149,7 @@ class OpenLedger(abc.ABC):
 
     Attributes:
         instead_of: another ledger, which this ledger debits. So the other ledger is not notified of
-            releases in this ledger's block. None unless this ledger is a part of another.
+            releases that this ledger pays for. None unless this ledger is a part or a share.
     """
 
     instead_of: "OpenLedger | None" = None
@@ -243,16 +243,15 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     """
     if simulation() is not None:
         return []
-    around = [block.ledger for block in _AROUND.get()]
-    # If a part of a ledger is opened inside the ledger's block, only the part is notified, because
-    # it debits the ledger. If the ledger is opened inside the block of its part, or is `given`,
-    # both are notified.
+    # A ledger that is `given` for one release counts as the innermost block.
+    around = [block.ledger for block in _AROUND.get()] + ([] if given is None else [given])
+    # If a part or a share of a ledger is inside the ledger's block, the ledger is not notified,
+    # because the part debits it. If the ledger is inside the block of its part, both are notified.
     own = [
         one
         for i, one in enumerate(around)
         if not any(later.instead_of is one for later in around[i:])
     ]
-    own += [] if given is None else [given]
     has_one = {isinstance(ledger, Account) for ledger in own}
     elsewhere = [block.ledger for block in _PROCESS.blocks if not block.last]
     own += [ledger for ledger in elsewhere if isinstance(ledger, Account) not in has_one]

@@ -73,10 +73,10 @@ class Parts:
     """Accounts for releases on disjoint parts of the records; made by `ledger.parallel`.
 
     In a block `with parts("Fair"):`, the account of the part "Fair" pays for all releases, which
-    must use the records of this part alone. This block may be inside of a block `with ledger:`.
-    `dpjax.privatize(..., ledger=parts("Fair"))` does the same for the releases of one function. If
-    a release inside the block of `ledger.parallel` does
-    not name a part, the ledger pays its full cost, as without the block.
+    must use the records of this part alone. `dpjax.privatize(..., ledger=parts("Fair"))` does the
+    same for the releases of one function. Both may be inside of a block `with ledger:`. If a
+    release inside the block of `ledger.parallel` does not name a part, the ledger pays its full
+    cost, as without the block.
 
     Attributes:
         column: the public name of the division into parts.
@@ -103,6 +103,7 @@ class Parts:
         pay: Callable[[Payment, Amount], None],
     ) -> None:
         self.column, self._ledger, self._pay = column, ledger, pay
+        self._accounts: dict[str | int, Part] = {}
         self._of_part: dict[str | int, Amount] = {}
         self._paid = (0, 0)
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
@@ -118,10 +119,14 @@ class Parts:
         self._open = False
 
     def __call__(self, part: str | int) -> "Part":
-        """Returns the account of one part, which is given by its public name or key."""
+        """Returns the account of one part, which is given by its public name or key.
+
+        The same part always has the same account, so a release pays it once.
+        """
         if isinstance(part, bool) or not isinstance(part, (str, int)):
             raise TypeError(f"part must be a string or an integer, got {_checks.shown(part)}")
-        return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
+        pay = functools.partial(self._pay_for, part)
+        return self._accounts.setdefault(part, Part(self._ledger, self.column, part, pay))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
         """Pays the amount by which a release on one part increases the cost of all parts."""

@@ -91,8 +91,8 @@ class Share(Account):
     """A part of a budget; made by `ledger.share` or `ledger.split`.
 
     In a block `with share:`, the share pays for all releases. `dpjax.privatize(..., ledger=share)`
-    makes a private function whose releases the share pays for. Releases with a name are stored in
-    the ledger.
+    makes a private function whose releases the share pays for. Both may be inside of a block
+    `with ledger:`. Releases with a name are stored in the ledger.
 
     Attributes:
         epsilon: the epsilon of a release that uses the whole share: of a Gaussian release at
@@ -118,7 +118,7 @@ class Share(Account):
     """
 
     def __init__(self, ledger: Account, pool: Pool, parts: int) -> None:
-        self._ledger, self._pool = ledger, pool
+        self._ledger, self._pool, self.instead_of = ledger, pool, ledger
         self.most, self.spent = pool.most / parts, Fraction(0)
         self.delta = pool.delta
         if self.delta == 0:

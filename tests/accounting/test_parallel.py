@@ -280,6 +280,75 @@ def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
         release(found["Good"], 0.1)
 
 
+def test_every_nesting_of_blocks_charges_one_account_once_or_nothing(tmp_path, ledger):
+    """Up to two blocks, and a ledger that is given: all 105 of them, against a rule of their own.
+
+    A ledger pays unless a part or share of it is farther inside. Two payers are refused.
+    """
+    other = dpjax.Ledger(tmp_path / "other.db", epsilon=10, delta=1e-3, relation=ADD)
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
+    mechanism = dpjax.laplace(queries.counting_query().sensitivity(relation=ADD), 0.01)
+    paid = {"ledger": Decimal(0), "a": Decimal(0), "b": Decimal(0), "other": Decimal(0)}
+    outcomes = set[int]()
+
+    def spent():
+        of_ledger = paid["ledger"] + max(paid["a"], paid["b"])
+        assert ledger.remaining[0] == 10 - of_ledger
+        assert other.remaining[0] == 10 - paid["other"]
+
+    with ledger.parallel("cut") as part:
+
+        def account(name):
+            return {"ledger": ledger, "other": other}.get(name) or part(name)
+
+        for depth in range(3):
+            for *blocks, given in itertools.product(*[paid] * depth, [None, *paid]):
+                inside = [*blocks, *([] if given is None else [given])]
+                payers = {
+                    name
+                    for i, name in enumerate(inside)
+                    if name != "ledger" or not {"a", "b"}.intersection(inside[i:])
+                }
+                private = dpjax.privatize(
+                    queries.counting_query(),
+                    mechanism,
+                    ledger=None if given is None else account(given),
+                )
+                with contextlib.ExitStack() as stack:
+                    for name in blocks:
+                        stack.enter_context(account(name))
+                    if len(payers) > 1:
+                        with pytest.raises(ValueError, match="one ledger pays"):
+                            private(dpjax.random.secure_key(), found["Fair"])
+                    else:
+                        private(dpjax.random.secure_key(), found["Fair"])
+                        # In a block of `parallel`, the ledger pays for the rest.
+                        paid[payers.pop() if payers else "ledger"] += Decimal("0.01")
+                        outcomes.add(depth)
+                spent()
+    assert outcomes == {0, 1, 2} and all(paid.values())
+
+
+def test_a_share_pays_in_place_of_its_ledger_once(ledger):
+    """Without a budget of delta, a share pays the epsilon of each release."""
+    pure = dpjax.Ledger(ledger.path.with_name("pure.db"), epsilon=1, relation=ADD)
+    share, part = pure.share(0.5), pure.parallel("cut")
+    private = dpjax.privatize(
+        queries.counting_query(),
+        dpjax.laplace(queries.counting_query().sensitivity(relation=ADD), 0.2),
+        ledger=share,
+    )
+    with pure:
+        private(dpjax.random.secure_key(), SLOTS)
+        with share:
+            private(dpjax.random.secure_key(), SLOTS)
+        with part, part("Fair"), pytest.raises(ValueError, match="one ledger pays"):
+            private(dpjax.random.secure_key(), SLOTS)
+        with pytest.raises(dpjax.BudgetExceededError):
+            private(dpjax.random.secure_key(), SLOTS)
+    assert pure.remaining == (Decimal("0.6"), 0)
+
+
 def test_parts_pay_inside_of_the_block_of_their_ledger(ledger):
     found = queries.split_by(SLOTS, column="cut", keys=CUTS)
     with ledger:
