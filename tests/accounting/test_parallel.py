@@ -328,7 +328,8 @@ def test_every_nesting_of_blocks_charges_one_account_once_or_nothing(tmp_path, l
                     paid[payers.pop() if payers else "ledger"] += Decimal("0.01")
                     outcomes.add(depth)
                 spent()
-    assert outcomes == {0, 1, 2} and all(paid.values())
+    assert outcomes == {0, 1, 2}
+    assert all(paid.values())
 
 
 def test_a_share_pays_in_place_of_its_ledger_once(ledger):
