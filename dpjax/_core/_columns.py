@@ -240,6 +240,15 @@ class Texts:
 
     __hash__ = object.__hash__
 
+    def _refuse_order(self, other: object) -> Any:
+        raise TypeError(
+            "a column of texts can only be compared by == and !=, got an order with"
+            f" {_checks.shown(other)}. Objects of pandas count as texts, too: convert them by"
+            " pandas.to_numeric or pandas.to_datetime"
+        )
+
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse_order
+
     def __getitem__(self, index: Any) -> "Texts":
         return Texts(self.words[index])
 

@@ -244,12 +244,22 @@ def _integers(series: Any, dtype: Any) -> np.ndarray:
 
 def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
     """Converts a categorical column to a column with the dtype of its categories."""
-    native = series.to_native()
-    if series.implementation.is_pyarrow():
-        return _of_dictionary(native)
+    dictionary = _dictionary_of(series)
+    if dictionary is not None:
+        return _of_dictionary(dictionary)
     if not series.implementation.is_pandas_like():
         return _texts(texts_of(series))
+    native = series.to_native()
     return _of_codes(native.dtype.categories, np.asarray(native.cat.codes))
+
+
+def _dictionary_of(series: Any) -> Any:
+    """Returns the Arrow array of a categorical column; None if another library stores it."""
+    native = series.to_native()
+    if series.implementation.is_pyarrow():
+        return native
+    is_arrow = hasattr(native.dtype, "pyarrow_dtype")  # A column of pandas may be stored by Arrow.
+    return sys.modules["pyarrow"].chunked_array([series.to_arrow()]) if is_arrow else None
 
 
 def _of_dictionary(native: Any) -> np.ndarray | Numbers | Texts | None:
@@ -288,10 +298,10 @@ def _categories(series: Any) -> Any:
 
     Categories of polars are always strings.
     """
-    native = series.to_native()
-    if series.implementation.is_pyarrow():
-        return sys.modules["pyarrow"].array([], native.type.value_type)
-    return native.dtype.categories if series.implementation.is_pandas_like() else None
+    dictionary = _dictionary_of(series)
+    if dictionary is not None:
+        return sys.modules["pyarrow"].array([], dictionary.type.value_type)
+    return series.to_native().dtype.categories if series.implementation.is_pandas_like() else None
 
 
 def _texts(texts: np.ndarray) -> Texts:

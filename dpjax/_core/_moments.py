@@ -114,6 +114,12 @@ class Moments:
         return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 
 
+def is_moment(value: object) -> bool:
+    """Whether a public value is a date, time or duration."""
+    kinds = datetime.date, datetime.timedelta, np.datetime64, np.timedelta64
+    return isinstance(value, kinds)
+
+
 def _since_1970(moment: datetime.date) -> datetime.timedelta:
     if not isinstance(moment, datetime.datetime):
         moment = datetime.datetime(moment.year, moment.month, moment.day)

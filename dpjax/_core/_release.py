@@ -88,8 +88,11 @@ def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
     """Prints an array with its largest error, or one number with an asymmetric interval."""
     below, above = center - low, high - center
     reach = float(np.max(np.maximum(below, above), initial=0.0))
-    if not math.isfinite(reach):
+    if math.isnan(reach):
         return np.array2string(center)
+    if math.isinf(reach):  # Nothing is known about at least one of the numbers.
+        every = bool(np.all(np.isinf(np.maximum(below, above))))
+        return f"{_array(center, 0.0)} {'±' if every else '± up to'} inf"
     step = 10.0 ** (math.floor(math.log10(reach)) - 1) if reach > 0 else 0.0
     if step > 0 and np.all(center % 1 == 0) and reach % 1 == 0:
         step = max(step, 1.0)

@@ -13,7 +13,8 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._columns import Numbers, Texts, check_usable, is_column
-from dpjax._core._frames import exact_column, moments_of, table_of_columns, texts_of
+from dpjax._core._frames import dtype_of, exact_column, moments_of, table_of_columns, texts_of
+from dpjax._core._moments import is_moment
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import PyTree
 
@@ -59,7 +60,9 @@ class Column:
         if self.is_text:
             raise TypeError(
                 f"column {self.name!r} must hold numbers for this statistic, got texts: count "
-                "the texts by their keys, or convert the column to numbers"
+                "the texts by their keys, or convert the column to numbers. Objects of pandas count"
+                " as texts, too: convert them by pandas.to_numeric, pandas.to_datetime or"
+                ' .astype("boolean")'
             )
         if _checks.is_traced(self.entries):
             return self.entries.astype(jnp.result_type(float))
@@ -101,7 +104,15 @@ class Frame:
         if isinstance(moment, (int, float)) or name not in self.columns:
             return moment
         moments = moments_of(self.columns[name])
-        return moment if moments is None else moments.number(moment)
+        if moments is not None:
+            return moments.number(moment)
+        if is_moment(moment):
+            raise TypeError(
+                f"column {name!r} must hold dates, times or durations to be compared with "
+                f"{moment!r}, got the dtype {dtype_of(self.columns[name])}: convert it by "
+                "pandas.to_datetime or pandas.to_timedelta, or by the cast of your library"
+            )
+        return moment
 
     def kind_of(self, name: str) -> str:
         """Returns "dates", "times" or "durations" for a column of these, and "" for others."""

@@ -12,6 +12,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._columns import as_text, fingerprints
 from dpjax._core._frames import moments_of
+from dpjax._core._moments import is_moment
 from dpjax._core._labels import Axis
 from dpjax._core._values import Release
 from dpjax.queries._groups import groups
@@ -118,7 +119,7 @@ def keys_in_groups(
 def keys_of(name: str, given: Any, frame: Frame) -> tuple[int, ...] | tuple[str, ...]:
     """Returns the public keys of a column, given as such or as a release. Dates become integers."""
     keys = given.value if isinstance(given, Release) else given
-    if frame.kind_of(name):
+    if frame.kind_of(name) or (isinstance(keys, (list, tuple)) and any(map(is_moment, keys))):
         keys = [_whole_key(name, frame.number(name, key)) for key in keys]
     return groups(name, keys).keys
 

@@ -1,5 +1,6 @@
 """Evaluates a public predicate on every row, and computes a fingerprint of its program."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._columns import for_functions, in_64_bits
+from dpjax._core._columns import Numbers, for_functions, in_64_bits
 from dpjax._core._frames import moments_of
 from dpjax._core._moments import Moments
 from dpjax._core._records import exact_records
@@ -16,14 +17,43 @@ from dpjax._core._types import Database, PyTree
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program, evaluate_alone
 from dpjax.queries._counts import of_each_record
-from dpjax.tables._frame import Frame
+from dpjax.tables._frame import Column, Frame
 
 Where: TypeAlias = Callable[[dict[str, Any]], Any]
 """Maps one row, a dict of its columns, to a boolean."""
 
 
+class _Entry(np.lib.mixins.NDArrayOperatorsMixin):
+    """An entry of a row that compares in a way of its own. JAX functions see it as a number."""
+
+    def __jax_array__(self) -> jax.Array:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # JAX looks for protocols that an entry does not have.
+            raise AttributeError(name)
+        return getattr(self.__jax_array__(), name)
+
+    def __bool__(self) -> bool:
+        return bool(self.__jax_array__())  # An error, as for any number of a row.
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
+        """Calls the JAX function of the same name. NumPy calls this method for every operator."""
+        if method != "__call__" or how:
+            return NotImplemented
+        # NumPy converts a number, date or time on the left of an operator to an array without axes.
+        plain = [x[()] if isinstance(x, np.ndarray) else x for x in inputs]
+        return self._applied(ufunc, plain)
+
+    def _applied(self, ufunc: np.ufunc, inputs: list[Any]) -> Any:
+        return getattr(jnp, ufunc.__name__)(*map(self._number, inputs))
+
+    def _number(self, other: Any) -> Any:
+        return other.__jax_array__() if isinstance(other, _Entry) else other
+
+
 @jax.tree_util.register_pytree_node_class
-class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
+class _Moment(_Entry):
     """A date, time or duration in a row.
 
     The class stores it as a number, and compares it with other dates, times or durations.
@@ -44,21 +74,67 @@ class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
         """Returns a `_Moment` of the same kind, with the number `leaves[0]`."""
         return cls(*leaves, moments)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
-        """Calls the JAX function of the same name. NumPy calls this method for every operator."""
-        if method != "__call__" or how:
-            return NotImplemented
-        return getattr(jnp, ufunc.__name__)(*map(self._number, inputs))
-
     def _number(self, other: Any) -> Any:
-        # NumPy converts a date or time on the left of an operator to an array without axes.
-        if isinstance(other, np.ndarray):
-            other = other[()]
         return other.number if isinstance(other, _Moment) else self.moments.number(other)
+
+
+@jax.tree_util.register_pytree_node_class
+class _Whole(_Entry):
+    """A 64-bit integer in a row, which may be missing.
+
+    As a float, in which a missing number is NaN, it would be rounded beyond 2^53. So comparisons
+    with integers use the integer itself.
+    """
+
+    _COMPARISONS = frozenset(
+        {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal}
+    )
+
+    def __init__(self, number: jax.Array, known: jax.Array) -> None:
+        self.number, self.known = number, known
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.where(self.known, self.number.astype(float), jnp.nan)
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array, jax.Array], None]:
+        """Returns the number, and whether it is known, as pytree leaves."""
+        return (self.number, self.known), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: tuple[jax.Array, jax.Array]) -> "_Whole":
+        """Returns an integer with these pytree leaves."""
+        return cls(*leaves)
+
+    def _applied(self, ufunc: np.ufunc, inputs: list[Any]) -> Any:
+        if ufunc not in self._COMPARISONS or not all(map(self._is_exact, inputs)):
+            return super()._applied(ufunc, inputs)
+        numbers = (x.number if isinstance(x, _Whole) else jnp.asarray(x, self.number.dtype)
+                   for x in inputs)  # fmt: skip
+        known = [x.known for x in inputs if isinstance(x, _Whole)]
+        # As for NaN, all comparisons with a missing number are false, except `!=`.
+        found = getattr(jnp, ufunc.__name__)(*numbers)
+        return jnp.where(functools.reduce(jnp.logical_and, known), found, ufunc is np.not_equal)
+
+    def _is_exact(self, other: Any) -> bool:
+        """Whether a number can be converted to the dtype of this one without rounding."""
+        if isinstance(other, (_Whole, jax.Array)):
+            number = other.number if isinstance(other, _Whole) else other
+            return number.dtype == self.number.dtype
+        limits = np.iinfo(self.number.dtype)
+        return isinstance(other, (int, np.integer)) and limits.min <= other <= limits.max
+
+
+def _entries(column: Column) -> PyTree:
+    """Returns the entries of a column in the form that `_of_row` accepts."""
+    found = column.with_gaps()
+    wide = isinstance(found, Numbers) and found.of_dtype.itemsize == 8
+    return (Numbers.of(column.entries), column.known) if wide else found
 
 
 def _of_row(frame: Frame, name: str, entry: PyTree) -> PyTree:
     """Returns an entry in the form in which a predicate receives it."""
+    if isinstance(entry, tuple):
+        return _Whole(*entry)
     moments = moments_of(frame.columns[name])
     return entry if moments is None else _Moment(entry, moments)
 
@@ -70,7 +146,7 @@ class _Asked(Mapping[str, PyTree]):
         self.frame, self.names = frame, dict[str, None]()
 
     def __getitem__(self, name: str) -> PyTree:
-        column = self.frame[name].with_gaps()
+        column = _entries(self.frame[name])
         self.names[name] = None
         zeros = for_functions(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), column))
         return _of_row(self.frame, name, zeros)
@@ -90,7 +166,7 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
     """
     _checks.function("where", predicate)
     names = _columns_of(predicate, frame)
-    records, _ = exact_records("where", {name: frame[name].with_gaps() for name in names})
+    records, _ = exact_records("where", {name: _entries(frame[name]) for name in names})
 
     def asked(row: dict[str, PyTree]) -> Any:
         return predicate({name: _of_row(frame, name, entry) for name, entry in row.items()})

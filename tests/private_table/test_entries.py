@@ -1,0 +1,95 @@
+"""Entries as users have them: large integers, categories of Arrow, and objects of pandas."""
+
+import datetime
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import dpjax
+
+BIG = 2**53
+EVEN = [BIG, BIG + 1, BIG + 2, BIG + 3, None]
+TABLES = {
+    "pandas": pd.DataFrame({"id": pd.array(EVEN, "Int64")}),
+    "polars": pl.DataFrame({"id": EVEN}, schema={"id": pl.Int64}),
+    "arrow": pa.table({"id": pa.array(EVEN, pa.uint64())}),
+}
+COMPARISONS = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}  # Of NumPy, all are false for NaN but `ne`.
+
+
+def rows(table, predicate):
+    release = dpjax.PrivateTable(table, most_rows=8).count(where=predicate, epsilon=200.0)
+    return int(release.value)
+
+
+@pytest.mark.parametrize("library", TABLES)
+def test_a_predicate_compares_large_integers_exactly(library):
+    """In float64, 2^53 and 2^53 + 1 are one number. The integers may be on either side."""
+    for name, compare in COMPARISONS.items():
+        for public in (BIG + 1, np.int64(BIG + 1), 0.5):
+            wanted = sum(name == "ne" if x is None else compare(x, public) for x in EVEN)
+            predicate = functools.partial(lambda compare, y, row: compare(row["id"], y), compare)
+            assert rows(TABLES[library], functools.partial(predicate, public)) == wanted, name
+    assert rows(TABLES[library], lambda row: np.int64(BIG + 1) < row["id"]) == 2
+    assert rows(TABLES[library], lambda row: row["id"] == row["id"]) == 4
+
+
+def test_a_large_integer_is_a_number_for_all_functions():
+    table = TABLES["polars"]
+    assert rows(table, lambda row: jnp.isnan(row["id"])) == 1
+    assert rows(table, lambda row: row["id"] / 2 > BIG / 2 + 0.5) == 2
+    assert rows(table, lambda row: row["id"].astype(float) - BIG < 1) == 2
+    assert rows(table, lambda row: jax.jit(jnp.isnan)(row["id"])) == 1
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        rows(table, lambda row: row["id"] and row["id"] > 0)
+
+
+def test_a_category_of_arrow_is_its_text_or_number():
+    values = {"text": ["x", None, "y", "x"], "number": [5, None, BIG + 1, 5]}
+    arrow = pa.table({name: pa.array(x).dictionary_encode() for name, x in values.items()})
+    for frame in (arrow, arrow.to_pandas(types_mapper=pd.ArrowDtype)):
+        table = dpjax.PrivateTable(frame, most_rows=8)
+        keys = {"text": ["x", "y", "z"], "number": [5, BIG, BIG + 1]}
+        for name, public in keys.items():
+            counts = table.count(by={name: public}, epsilon=200.0)
+            assert counts.value.tolist() == [values[name].count(key) for key in public]
+
+
+def test_objects_of_pandas_are_texts_and_errors_say_so():
+    day = datetime.date(2020, 1, 1)
+    frame = pd.DataFrame({"day": np.array([day, None], object), "x": [1.0, 2.0]})
+    table = dpjax.PrivateTable(frame, most_rows=8)
+    for of_dates in (
+        lambda: table.mean("day", bounds=(day, day + datetime.timedelta(9)), epsilon=1.0),
+        lambda: table.histogram("day", [day, day + datetime.timedelta(9)], epsilon=1.0),
+        lambda: table.count(by={"day": [day]}, epsilon=1.0),
+        lambda: table.count(by={"x": [day]}, epsilon=1.0),
+    ):
+        with pytest.raises(
+            TypeError, match=r"must hold dates, .* convert it by pandas.to_datetime"
+        ):
+            of_dates()
+    for of_numbers in (
+        lambda: table.mean("day", bounds=(0, 1), epsilon=1.0),
+        lambda: table.count(where=lambda row: row["day"] < day, epsilon=1.0),
+    ):
+        with pytest.raises(TypeError, match="Objects of pandas count as texts"):
+            of_numbers()
+    assert int(table.count(by={"day": ["2020-01-01"]}, epsilon=200.0).value[0]) == 1
+
+
+def test_what_nothing_is_known_about_prints_so():
+    table = dpjax.PrivateTable({"x": np.arange(9.0), "y": np.arange(9.0)}, most_rows=9)
+    how = {"bounds": {"x": (0, 9), "y": (0, 9)}, "epsilon": 0.01, "key": dpjax.random.seeded_key(0)}
+    printed = str(table.regression("y", ["x"], **how))
+    assert "± inf" in printed
+    assert "\n" not in printed
