@@ -208,7 +208,7 @@ class AskedTable:
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
         """Releases the keys that occur in enough rows of each group, and their noisy counts."""
-        check_of_people(self._people, "keys that are not public")
+        check_of_people(self._people, f"{asked.what} without public keys")
         epsilon, delta = cost.price()
         if delta is None:
             raise ValueError(
