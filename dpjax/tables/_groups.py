@@ -12,8 +12,8 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._columns import as_text, fingerprints
 from dpjax._core._frames import moments_of
-from dpjax._core._moments import is_moment
 from dpjax._core._labels import Axis
+from dpjax._core._moments import is_moment
 from dpjax._core._values import Release
 from dpjax.queries._groups import groups
 from dpjax.queries._totals import LARGEST
