@@ -121,7 +121,7 @@ class _Whole(_Entry):
             number = other.number if isinstance(other, _Whole) else other
             return number.dtype == self.number.dtype
         limits = np.iinfo(self.number.dtype)
-        return isinstance(other, (int, np.integer)) and limits.min <= other <= limits.max
+        return isinstance(other, (int, np.integer)) and limits.min <= int(other) <= limits.max
 
 
 def _entries(column: Column) -> PyTree:
