@@ -8,9 +8,6 @@ import typing
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1] / "dpjax"
-# Classes whose methods are in several files; their page shows those of their bases, too.
-_WITH_BASES = ("PrivateTable",)
-_OPTIONS = "    options:\n      inherited_members: true\n"
 
 
 def completed(markdown: str, room: str) -> str:
@@ -23,8 +20,7 @@ def completed(markdown: str, room: str) -> str:
     placed = re.findall(rf"^::: {prefix}\.(\w+)$", markdown, flags=re.MULTILINE)
     rest = sorted(set(names) - set(placed), key=str.lower)
     heading = "\n## More names\n" if placed and rest else ""
-    shown = [f"\n::: {prefix}.{name}\n{_OPTIONS if name in _WITH_BASES else ''}" for name in rest]
-    return markdown + heading + "".join(shown)
+    return markdown + heading + "".join(f"\n::: {prefix}.{name}\n" for name in rest)
 
 
 def on_page_markdown(markdown: str, *, page: typing.Any, **_: typing.Any) -> str:
