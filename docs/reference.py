@@ -8,6 +8,9 @@ import typing
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1] / "dpjax"
+# The methods of this class are in several files, so its page shows those of its bases, too.
+_WITH_BASES = "::: dpjax.PrivateTable\n"
+_OPTIONS = "    options:\n      inherited_members: true\n      show_bases: false\n"
 
 
 def completed(markdown: str, room: str) -> str:
@@ -20,7 +23,8 @@ def completed(markdown: str, room: str) -> str:
     placed = re.findall(rf"^::: {prefix}\.(\w+)$", markdown, flags=re.MULTILINE)
     rest = sorted(set(names) - set(placed), key=str.lower)
     heading = "\n## More names\n" if placed and rest else ""
-    return markdown + heading + "".join(f"\n::: {prefix}.{name}\n" for name in rest)
+    shown = markdown + heading + "".join(f"\n::: {prefix}.{name}\n" for name in rest)
+    return shown.replace(_WITH_BASES, _WITH_BASES + _OPTIONS)
 
 
 def on_page_markdown(markdown: str, *, page: typing.Any, **_: typing.Any) -> str:
