@@ -40,24 +40,33 @@ def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
     return jnp.where(normal, power, info.dtype.type(np.nan))
 
 
-def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
+def round_to_grid(x: jax.Array, exponent: int | jax.Array, bits: int = _BOUND_BITS) -> Limbs:
     """Returns floor(x / 2^exponent + 1/2) exactly: x in steps of a grid, rounded to an integer.
 
     Halves are rounded up, not to even. So it makes no difference whether a whole number of steps is
     added before or after rounding. Two numbers that are d steps apart round to integers at most
-    ceil(d) apart. Results are clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63
-    - 1.
+    ceil(d) apart. Results are clamped to [-2^bits, 2^bits], where bits is from 31 to 61. NaN
+    becomes 0, and uint64 saturates at 2^63 - 1.
     """
-    significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
-    end = _limbs.constant(2**_BOUND_BITS)
+    short, shift, infinite = _take_apart(jnp.asarray(x), exponent)
+    significand = _as_limbs(short)
+    end = _limbs.constant(2**bits)
     end = _limbs.where(_limbs.is_negative(significand), _limbs.negate(end), end)
-    beyond = infinite | _reaches(_BOUND_BITS, significand, shift)
-    return _limbs.where(beyond, end, _scale_and_round(significand, shift).rest)
+    if isinstance(short, Limbs):
+        beyond = infinite | _reaches(bits, short, shift)
+        return _limbs.where(beyond, end, _scale_and_round(short, shift).rest)
+    # A significand of at most 24 bits needs 64 bits only if it is shifted left.
+    beyond = infinite | (jnp.abs(short) >> jnp.clip(bits - shift, 0, 31) != 0)
+    coarser = ((short >> jnp.clip(-shift - 1, 0, 31)) + 1) >> 1
+    finer = _limbs.shift_left(significand, jnp.clip(shift, 0, 63).astype(jnp.uint32))
+    rounded = _limbs.where(shift < 0, _limbs.from_integers(coarser), finer)
+    return _limbs.where(beyond, end, rounded)
 
 
 def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
     """Returns the same as `round_to_grid`, but clamped to [-2^93, 2^93]."""
-    significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
+    short, shift, infinite = _take_apart(jnp.asarray(x), exponent)
+    significand = _as_limbs(short)
     units = _scale_and_round(significand, shift)
     beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
     end = 2 ** (WIDE_BOUND_BITS - 64)
@@ -71,12 +80,21 @@ def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
 
     Use it for numbers with small differences: the differences of the results are exact.
     """
-    significand, shift, _ = _take_apart(jnp.asarray(x), exponent)
-    return _scale_and_round(significand, shift).rest
+    short, shift, _ = _take_apart(jnp.asarray(x), exponent)
+    return _scale_and_round(_as_limbs(short), shift).rest
 
 
-def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
-    """Returns integers s and t with x = s * 2^(t + exponent), and whether x is infinite."""
+def _as_limbs(x: Limbs | jax.Array) -> Limbs:
+    return x if isinstance(x, Limbs) else _limbs.from_integers(x)
+
+
+def _take_apart(
+    x: jax.Array, exponent: int | jax.Array
+) -> tuple[Limbs | jax.Array, jax.Array, jax.Array]:
+    """Returns integers s and t with x = s * 2^(t + exponent), and whether x is infinite.
+
+    Floats of at most 32 bits have an s of int32, with at most 24 bits.
+    """
     if isinstance(exponent, (int, np.integer)):
         exponent = max(-_FARTHEST, min(int(exponent), _FARTHEST))
     exponent = jnp.clip(jnp.asarray(exponent, jnp.int32), -_FARTHEST, _FARTHEST)
@@ -94,12 +112,16 @@ def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Arr
     fraction = bits & unsigned(2**info.nmant - 1)
     biased = ((bits << unsigned(1)) >> unsigned(info.nmant + 1)).astype(jnp.int32)
     implicit = jnp.where(biased > 0, unsigned(2**info.nmant), unsigned(0))
-    magnitude = _limbs.from_integers(fraction | implicit)
     special = biased == info.maxexp - info.minexp + 1
     is_nan = special & (fraction != 0)
-    magnitude = _limbs.where(is_nan, _limbs.constant(0), magnitude)
+    magnitude = jnp.where(is_nan, unsigned(0), fraction | implicit)
     negative = bits >> unsigned(info.bits - 1) == 1
-    significand = _limbs.where(negative, _limbs.negate(magnitude), magnitude)
+    if info.bits == 64:
+        limbs = _limbs.from_integers(magnitude)
+        significand = _limbs.where(negative, _limbs.negate(limbs), limbs)
+    else:
+        short = magnitude.astype(jnp.int32)
+        significand = jnp.where(negative, -short, short)
     scale = jnp.maximum(biased, 1) + np.int32(info.minexp - 1 - info.nmant)
     return significand, scale - exponent, special & (fraction == 0)
 

@@ -64,7 +64,10 @@ def to_float(x: Limbs, dtype: DTypeLike) -> jax.Array:
 
     The result is exact if the integer fits into the significand.
     """
-    return wide_to_float(widen(x), dtype)
+    negative = is_negative(x)
+    magnitude = where(negative, negate(x), x)
+    value = magnitude.high.astype(dtype) * _LIMB + magnitude.low.astype(dtype)
+    return jnp.where(negative, -value, value)
 
 
 def wide_to_float(x: Wide, dtype: DTypeLike) -> jax.Array:

@@ -22,6 +22,7 @@ from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_to_grid
+from dpjax._exact._kernels import written
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import outward
 from dpjax.learning._gaussian_noise import (
@@ -49,9 +50,9 @@ if TYPE_CHECKING:
 
 # This factor covers the rounding of the noise scale to float32.
 _OUTWARD = 1 + 2.0**-18
-# Rounded sums are clamped to at most this magnitude, so that a product with an entry of C is below
-# 2^61.
-_LARGEST_SUM = 2 ** (61 - BITS)
+# Rounded sums are clamped to a magnitude of 2^_SUM_BITS, so that a product with an entry of C is at
+# most 2^61.
+_SUM_BITS = 61 - BITS
 # The noise of earlier updates is clamped to at most this magnitude. The guarantee holds for any
 # such bound.
 _LARGEST_NOISE = 2**31 - 1
@@ -255,7 +256,7 @@ def _updates(
     step = state.noise.step
     row = _row(state.strategy, step)
     leaves = jax.tree.leaves(value)
-    sums = [_limbs.clip(round_to_grid(x, exponent), _LARGEST_SUM) for x in leaves]
+    sums = [round_to_grid(x, exponent, _SUM_BITS) for x in leaves]
     rows = [_combined(row, x, old, step) for x, old in zip(sums, kept, strict=True)]
     key = key_for_each(key, (value, bound, multiplier, state._noise))
     distribution = GAUSSIAN if state.noise.noise == "exact" else GAUSSIAN.in_floats()
@@ -264,7 +265,7 @@ def _updates(
     found, after = list[jax.Array](), list[jax.Array]()
     for y, total, old in zip(noisy, sums, kept, strict=True):
         # This is post-processing: y and the row of C are public.
-        update = jnp.round(y * (2.0**BITS / row[0].astype(y.dtype)))
+        update = written(jnp.round(y * (2.0**BITS / row[0].astype(y.dtype))))
         found.append(jnp.where(jnp.isnan(bound), jnp.nan, update * power_of_two(exponent, y.dtype)))
         left = _limbs.clip(_limbs.subtract(total, round_to_grid(update, 0)), _LARGEST_NOISE)
         after.append(_kept(old, _limbs.to_integers(left, jnp.int32), step))

@@ -259,6 +259,11 @@ def _power(exponent: Any, dtype: DTypeLike, numpy: ModuleType) -> Any:
 
 
 def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:
+    """Returns `quotients(noise, fit)`, computed in one loop."""
+    return at_once(quotients(noise, fit))
+
+
+def quotients(noise: LatticeNoise, fit: GridFit) -> Limbs:
     """Returns noise in steps of the grid: round(noise / c), with halves rounded up.
 
     For a pair, it is floor(first / c) - floor(second / c).
@@ -268,6 +273,6 @@ def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:
         return _limbs.floor_divide(_limbs.shift_right(points, fit.shift), fit.divisor)
 
     if isinstance(noise, Pair):
-        return at_once(_limbs.subtract(quotient(noise.first), quotient(noise.second)))
+        return _limbs.subtract(quotient(noise.first), quotient(noise.second))
     centered = _limbs.add(noise, _limbs.halve(fit.points))
-    return at_once(quotient(centered))
+    return quotient(centered)

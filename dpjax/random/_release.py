@@ -23,7 +23,7 @@ from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_to_grid, rou
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax._tracing._programs import QuickJit
-from dpjax.random._grid_fit import Calibration, GridFit, divided, is_usable
+from dpjax.random._grid_fit import Calibration, GridFit, divided, is_usable, quotients
 from dpjax.random._lattice import LatticeNoise, lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
@@ -120,7 +120,8 @@ def add_integer_noise(
         found = [_limbs.to_float(x, y.dtype) + y for x, y in zip(steps, drawn, strict=True)]
         return [x * power_of_two(exponent, x.dtype) for x in found]
     fit = Calibration(scale, scale, math.inf, 0.0, count).fit(noise.lattice, np.dtype("int32"))
-    whole = divided(noise.lattice.sample(key, (count,)), fit)
+    # Each float is computed in one loop with its quotient, without storing quotients.
+    whole = quotients(noise.lattice.sample(key, (count,)), fit)
     ends = np.cumsum([x.low.size for x in steps])[:-1]
     parts = zip(*(jnp.split(limb, ends) for limb in whole), strict=True)
     released = list[jax.Array]()

@@ -75,6 +75,14 @@ def test_float32(exponent):
     assert len(set(integers(compiled(adversarial("float32", exponent), exponent)))) > 6
 
 
+@pytest.mark.parametrize("bits", [31, 43, 60])
+def test_results_are_clamped_to_as_many_bits_as_are_asked_for(bits):
+    for exponent in (-149, -20, 0, 30):
+        values = adversarial("float32", exponent)
+        found = integers(jax.jit(round_to_grid, static_argnums=2)(values, exponent, bits))
+        assert found == [exact(value, exponent, 2**bits) for value in values.tolist()]
+
+
 @pytest.mark.parametrize("exponent", EXPONENTS)
 def test_float32_in_96_bits_and_modulo_64(exponent):
     check_widely(adversarial("float32", exponent), exponent)
