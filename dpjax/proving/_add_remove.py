@@ -22,14 +22,16 @@ from dpjax._core._proof import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_programs import kind_of, value_of
+from dpjax.proving._exact_scatters import ExactScatter
 from dpjax.proving._exact_sums import ExactSum
-from dpjax.proving._exact_variances import ExactVariance
+from dpjax.proving._exact_windows import ExactCumulative
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import of_call
 from dpjax.proving._slots import (
     Applied,
     Slots,
     Tracked,
+    accumulated,
     placed,
     reduced,
     row_norms,
@@ -171,17 +173,16 @@ class PaddedWalk(Walk):
         """Returns the value of an exact sum; None if the inner program is not an exact sum."""
         if (kind := kind_of(equation, inner)) is None:
             return None
-        if isinstance(kind, ExactVariance):
-            raise RefusalError(
-                "an exact variance is not supported in proofs under add-or-remove-one"
-            )
+        if not isinstance(kind, (ExactSum, ExactCumulative, ExactScatter)):
+            raise RefusalError(f"{kind.title} is not supported in proofs under add-or-remove-one")
         found = value_of(kind, [x.value for x in operands])
         row, applied = found, Applied({}, operands, found)
-        if isinstance(kind, ExactSum):
-            row = value_of(kind, [x.empty for x in operands])
-            place = reduced(applied._replace(parameters={"axes": kind.axes}))
-        else:
+        if isinstance(kind, ExactScatter):
             place, found = scattered(applied), tight_exact_sums(applied)
+        else:
+            row = value_of(kind, [x.empty for x in operands])
+            rule = reduced if isinstance(kind, ExactSum) else accumulated
+            place = rule(applied._replace(parameters=dataclasses.asdict(kind)))
         self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))
         # Equal terms are rounded to equal integers, whose exact sum is rounded once.
         fixed = place.axis is None and all(not x.value.apart for x in operands)

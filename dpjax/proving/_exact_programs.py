@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,16 +15,32 @@ from jax import lax
 from dpjax._core._proof import PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._walks import Equation, aval, called, live, parts
+from dpjax._tracing._walks import Equation, aval, called, equations, live, parts
 from dpjax.proving._exact_scatters import ExactScatter, planned_scatter, scattered_exactly
-from dpjax.proving._exact_sums import FLOATS, ExactSum, planned, planned_product, summed_exactly
+from dpjax.proving._exact_sums import (
+    FLOATS,
+    ExactSum,
+    ExactSums,
+    exponent_of_range,
+    is_over_records,
+    planned_product,
+    summed_exactly,
+    worth_it,
+)
 from dpjax.proving._exact_variances import ExactVariance, of_records
+from dpjax.proving._exact_windows import (
+    ExactCumulative,
+    ExactWindows,
+    planned_cumulative,
+    planned_windows,
+)
 from dpjax.proving._value import Abstract
 
 _SCATTERS = "scatter-add", "scatter_add"
 # The indices that locate an operation in a program and its inner programs, as in `Step.path`.
 Path = tuple[int, ...]
-Kind = ExactSum | ExactVariance | ExactScatter
+Kind = ExactSums | ExactVariance | ExactScatter
+_KINDS = ExactSum, ExactCumulative, ExactWindows, ExactVariance, ExactScatter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,25 +75,75 @@ class VarianceOf:
         return jaxpr.invars[self.source] if self.source < 0 else operations[self.source].outvars[0]
 
 
-# What replaces an operation: the exponent of the range of a sum's terms, or a variance.
-Planned = int | VarianceOf
+# What replaces an operation.
+Planned = ExactSums | ExactScatter | VarianceOf
 Sums = dict[Path, Planned]
 
 
-def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
-    """Returns the exponent of the range of the terms, if an operation is a sum that can be exact.
+def planned(equation: Equation, operands: Sequence[Abstract]) -> Planned | None:
+    """Returns the exact form of an operation that sums over records.
 
-    Otherwise the result is None.
+    The result is None for other operations, and for sums for which floats are as accurate.
+
+    Raises:
+        RefusalError: if integers cannot represent the terms.
     """
-    name = equation.primitive.name
-    if name == "reduce_sum":
-        return planned(operands[0], equation.params["axes"])
+    name, parameters = equation.primitive.name, equation.params
     if name == "dot_general":
-        return planned_product(operands[0], operands[1], equation.params)
+        return planned_product(operands[0], operands[1], parameters)
     if name in _SCATTERS:
         start, places, updates = operands
-        return planned_scatter(start, places, updates, equation.params)
-    return None
+        return planned_scatter(start, places, updates, parameters)
+    if name == "cumsum":
+        return planned_cumulative(operands[0], parameters)
+    if name == "reduce_window_sum":
+        return planned_windows(operands[0], parameters)
+    if name != "reduce_sum" or not is_over_records(operands[0], parameters["axes"]):
+        return None
+    axes = tuple(sorted(parameters["axes"]))
+    count = math.prod(operands[0].shape[k] for k in axes)
+    exponent = exponent_of_range(operands[0], axes, count)
+    return None if exponent is None else ExactSum(exponent, axes=axes)
+
+
+def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
+    """Adds the exact form of an operation. In a loop, its range includes that of earlier steps."""
+    old = sums.get(path)
+    if not isinstance(plan, VarianceOf) and type(old) is type(plan):
+        plan = dataclasses.replace(plan, exponent=max(plan.exponent, old.exponent))  # type: ignore[union-attr]
+    sums[path] = plan
+
+
+def stays_inexact(equation: Equation, *, refused: bool) -> bool:
+    """Whether an operation contains a float sum of many terms that no walk has seen."""
+    inside = [] if is_entered(equation) and not refused else equation.params.values()
+    many = [x for y in jex.jaxprs_in_params(dict(enumerate(inside))) for x in equations(y)]
+    return any(map(_has_many_terms, [equation, *many] if refused else many))
+
+
+def is_entered(equation: Equation) -> bool:
+    """Whether exact sums replace sums in the inner program of an operation."""
+    return called(equation) is not None or equation.primitive.name == "scan"
+
+
+def _has_many_terms(equation: Equation) -> bool:
+    name, parameters = equation.primitive.name, equation.params
+    if name not in ("reduce_sum", "dot_general", "cumsum", "reduce_window_sum", *_SCATTERS):
+        return False
+    shape = aval(equation.invars[0]).shape
+    axes: Sequence[int] = range(len(shape))
+    if name == "reduce_sum":
+        axes = parameters["axes"]
+    elif name == "dot_general":
+        axes = parameters["dimension_numbers"][0][0]
+    elif name == "cumsum":
+        axes = [parameters["axis"]]
+    elif name in _SCATTERS:
+        shape = aval(equation.invars[2]).shape[:1]
+        axes = range(len(shape))
+    else:
+        shape = parameters["window_dimensions"]
+    return worth_it(math.prod(shape[k] for k in axes), np.dtype(aval(equation.outvars[0]).dtype))
 
 
 def _call(kind: Kind, *xs: Any) -> Equation:
@@ -99,7 +166,7 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
     which this name stands.
     """
     name = str(equation.params.get("name"))
-    kind = ExactSum.named(name) or ExactVariance.named(name) or ExactScatter.named(name)
+    kind = next((x for kind in _KINDS if (x := kind.named(name)) is not None), None)
     xs = [(aval(x).shape, np.dtype(aval(x).dtype)) for x in equation.invars]
     count = 3 if isinstance(kind, ExactScatter) else 1
     if kind is None or len(xs) != count or xs[-1][1] not in FLOATS:
@@ -113,15 +180,14 @@ def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
         start, places, updates = operands
         return scattered_exactly(start, places, updates, kind)
     (x,) = operands
-    return summed_exactly(x, kind) if isinstance(kind, ExactSum) else of_records(x, kind)
+    return summed_exactly(x, kind) if isinstance(kind, ExactSums) else of_records(x, kind)
 
 
 class _Exact(RecordBounds):
     """Bounds on records, and a list of the sums that a release computes exactly.
 
     Attributes:
-        sums: for each exact sum, its path in the target, and the exponent of the range of its terms
-            or its variance.
+        sums: the path of each exact sum in the target, with the exact sum.
     """
 
     sums: tuple[tuple[Path, Planned], ...] = ()
@@ -177,38 +243,33 @@ def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
     dropped = set[int]()
     for count, equation in enumerate(operations):
         here = (*path, count)
-        replacing = sums.get(here)
-        if isinstance(replacing, VarianceOf):
-            x = replacing.variable(jaxpr, operations)
-            call = _call(replacing.kind, aval(x))
-            made.append(
-                call.replace(invars=[x], outvars=equation.outvars, source_info=equation.source_info)
-            )
-        elif replacing is not None and equation.primitive.name in _SCATTERS:
-            kind = ExactScatter(replacing, lax.GatherScatterMode.from_any(equation.params["mode"]))
-            call = _call(kind, *map(aval, equation.invars))
-            made.append(call.replace(invars=equation.invars, outvars=equation.outvars))
-        elif replacing is not None and equation.primitive.name in ("reduce_sum", "dot_general"):
-            (result,), divisor = equation.outvars, 1.0
-            quotient = divided.get(result) if uses[result] == 1 else None
-            if quotient is not None:
-                dropped.add(id(quotient))
-                (result,), divisor = quotient.outvars, float(quotient.invars[1].val)  # type: ignore[union-attr]
-            call = _call_of(equation, replacing, divisor)
-            given = {"invars": equation.invars, "source_info": equation.source_info}
-            made.append(call.replace(outvars=[result], **given))
+        plan = sums.get(here)
+        if plan is not None:
+            invars, outvars = equation.invars, equation.outvars
+            if isinstance(plan, VarianceOf):
+                invars = [plan.variable(jaxpr, operations)]
+                call = _call(plan.kind, aval(invars[0]))
+            else:
+                quotient = divided.get(outvars[0]) if uses[outvars[0]] == 1 else None
+                if quotient is not None and isinstance(plan, ExactSums):
+                    dropped.add(id(quotient))
+                    divisor: Any = quotient.invars[1]
+                    plan = dataclasses.replace(plan, divisor=float(divisor.val))
+                    outvars = quotient.outvars
+                call = _call_of(equation, plan)
+            given = {"invars": invars, "outvars": outvars, "source_info": equation.source_info}
+            made.append(call.replace(**given))
         elif id(equation) not in dropped:
-            if called(equation) and any(place[: len(here)] == here for place in sums):
+            if is_entered(equation) and any(place[: len(here)] == here for place in sums):
                 equation = equation.replace(params=_inside(equation.params, sums, here))
             made.append(equation)
     return jaxpr.replace(eqns=made)
 
 
-def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
+def _call_of(equation: Equation, kind: ExactSums | ExactScatter) -> Equation:
     """Returns the equation of the exact sum (of products) that replaces an operation."""
-    if equation.primitive.name == "reduce_sum":
-        kind = ExactSum(tuple(sorted(equation.params["axes"])), exponent, divisor)
-        return _call(kind, aval(equation.invars[0]))
+    if equation.primitive.name != "dot_general" or isinstance(kind, ExactScatter):
+        return _call(kind, *map(aval, equation.invars))
     (ca, cb), _ = equation.params["dimension_numbers"]
 
     @jax.jit
@@ -221,7 +282,7 @@ def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
         summed = tuple(range(end, len(shape)))
         a = lax.broadcast_in_dim(a, shape, (*range(middle), *summed))
         b = lax.broadcast_in_dim(b, shape, tuple(range(middle, len(shape))))
-        return ExactSum(summed, exponent, divisor)(a * b)
+        return kind(a * b)
 
     specs = [jax.ShapeDtypeStruct(aval(x).shape, aval(x).dtype) for x in equation.invars]
     (call,) = jax.make_jaxpr(exact_product)(*specs).jaxpr.eqns

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,45 +13,31 @@ from jax import lax
 from dpjax._exact._fixed_point import digits_of
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_sums import (
-    EXPONENTS,
     OF_FLOAT64,
+    Named,
     exponent_of_range,
+    is_over_records,
     most_off,
     nearest,
+    worth_it,
 )
 from dpjax.proving._places import check_scatter, moved_rows
 from dpjax.proving._value import Abstract, Pending, RefusalError, make
 
-_NAME = "exact_scatter"
 _MODES = tuple(lax.GatherScatterMode)
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactScatter:
+class ExactScatter(Named):
     """A scatter-add of rows of records, whose entries are within [-2^exponent, 2^exponent].
 
     The entries are split into digits. Integer sums of digits do not depend on the order of records.
-    The total is computed from them in float64.
+    The total is computed from them in float64. `mode` is an index in the list of modes of scatters.
     """
 
     exponent: int
-    mode: lax.GatherScatterMode
-    title = "exact sums by place"
-
-    @property
-    def name(self) -> str:
-        """A name that encodes all fields."""
-        return f"{_NAME}_{self.exponent - EXPONENTS[0]}_{_MODES.index(self.mode)}"
-
-    @staticmethod
-    def named(name: str) -> "ExactScatter | None":
-        """Returns the scatter that a name encodes; None if the name encodes none."""
-        try:
-            exponent, mode = map(int, name.removeprefix(f"{_NAME}_").split("_"))
-            found = ExactScatter(exponent + EXPONENTS[0], _MODES[mode])
-        except (ValueError, IndexError):
-            return None
-        return found if found.name == name else None
+    mode: int
+    title: ClassVar = "exact sums by place"
 
     def numbers(self, places: Any, updates: Any) -> lax.ScatterDimensionNumbers:
         """Returns the dimension numbers of a scatter of one row for each record."""
@@ -65,7 +51,7 @@ class ExactScatter:
             for digit in reversed(digits):
                 zeros = lax.full(start.shape, 0, digit.dtype)
                 numbers = self.numbers(places, digit)
-                sums = lax.scatter_add(zeros, places, digit, numbers, mode=self.mode)
+                sums = lax.scatter_add(zeros, places, digit, numbers, mode=_MODES[self.mode])
                 total = (total + lax.convert_element_type(sums, jnp.float64)) * 2.0**-bits
             total = total * 2.0**self.exponent + lax.convert_element_type(start, jnp.float64)
             return lax.convert_element_type(total, start.dtype)
@@ -77,20 +63,22 @@ class ExactScatter:
 
 def planned_scatter(
     start: Abstract, places: Abstract, updates: Abstract, parameters: Mapping[str, Any]
-) -> int | None:
-    """Returns the exponent of the range of the rows' entries; None if floats are as accurate.
+) -> ExactScatter | None:
+    """Returns the exact form of a scatter of records; None if floats are as accurate.
 
-    The result is also None for scatters of another form, because exact scatters support only one
-    form.
+    Raises:
+        RefusalError: for scatters of another form, because exact scatters support only one form.
     """
-    try:
-        check_scatter(start, places, updates, parameters["dimension_numbers"], parameters["mode"])
-    except RefusalError:
+    whole, count = start.whole and updates.whole, updates.shape[0] if updates.shape else 1
+    over = is_over_records(updates, [0]) or not places.is_public
+    if whole or not over or not worth_it(count, updates.dtype):
         return None
-    whole = start.whole and updates.whole
-    if whole or updates.axis != 0 or updates.nan or updates.pending.coarse or not start.is_finite:
-        return None
-    return exponent_of_range(updates, (0,), updates.shape[0])
+    mode = lax.GatherScatterMode.from_any(parameters["mode"])
+    check_scatter(start, places, updates, parameters["dimension_numbers"], mode)
+    if not start.is_finite:
+        raise RefusalError("an exact scatter needs a public start, for example zeros")
+    exponent = exponent_of_range(updates, (0,), count)
+    return None if exponent is None else ExactScatter(exponent, _MODES.index(mode))
 
 
 def scattered_exactly(
@@ -103,7 +91,7 @@ def scattered_exactly(
     grid.
     """
     numbers = kind.numbers(places, updates)
-    size, _ = check_scatter(start, places, updates, numbers, kind.mode)
+    size, _ = check_scatter(start, places, updates, numbers, _MODES[kind.mode])
     if updates.nan or updates.pending.coarse or not start.is_finite or start.pending.coarse:
         raise RefusalError(
             "an exact scatter needs finite updates and a public start: start at public numbers, "

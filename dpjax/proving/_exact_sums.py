@@ -6,10 +6,11 @@ the range times a power of two. Sums of integers are exact in any order, and the
 once.
 """
 
+import ast
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,9 @@ from jax import lax
 from dpjax._exact._fixed_point import bits_of_a_digit, digits_of
 from dpjax._exact._numerics import float_limits
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._reductions import axes_after, total_over
+from dpjax.proving._reductions import Sums, sum_over
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
-_NAME = "exact_sum"
 # The exponents of ranges that are supported, so that floats can represent all powers of two in this
 # file.
 EXPONENTS = range(-60, 61)
@@ -41,77 +41,104 @@ _MOST_UNLIKE = 16.0
 OF_FLOAT64 = 16 * 2.0**-53
 
 
-@dataclasses.dataclass(frozen=True)
-class ExactSum:
-    """A sum of terms within [-2^exponent, 2^exponent], divided by a number above 0.
-
-    It computes 2^exponent S / divisor, where S is the sum of the terms rounded to a grid, an
-    integer number of steps. The terms are split into digits, so short that sums of digits fit into
-    integers. The total is computed in float64, with an error of a few units in the last place, and
-    rounded to the dtype of the terms.
-    """
-
-    axes: tuple[int, ...]
-    exponent: int
-    divisor: float = 1.0
-    title = "exact sum"
+class Named:
+    """A program whose name encodes its fields, so that a walk recognizes it."""
 
     @property
     def name(self) -> str:
         """A name that encodes all fields."""
-        axes = "_".join(map(str, self.axes))
-        return f"{_NAME}_{axes}_at_{self.exponent - EXPONENTS[0]}_by_{hexed(self.divisor)}"
+        fields = tuple(getattr(self, x.name) for x in dataclasses.fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}_{repr(fields).encode().hex()}"
 
-    @staticmethod
-    def named(name: str) -> "ExactSum | None":
-        """Returns the sum that a name encodes; None if the name encodes none."""
+    @classmethod
+    def named(cls, name: str) -> Self | None:
+        """Returns the program that a name encodes; None if the name encodes none."""
         try:
-            axes, _, rest = name.removeprefix(f"{_NAME}_").partition("_at_")
-            exponent, _, divisor = rest.partition("_by_")
-            places = tuple(map(int, axes.split("_")))
-            found = ExactSum(places, int(exponent) + EXPONENTS[0], of_hex(divisor))
-        except ValueError:
+            fields = ast.literal_eval(bytes.fromhex(name.partition("_")[2]).decode())
+            found = cls(*fields)
+        except (ValueError, TypeError, SyntaxError):
             return None
         return found if found.name == name else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactSums(Named):
+    """Sums of terms within [-2^exponent, 2^exponent], divided by a number above 0.
+
+    They compute 2^exponent S / divisor, where S is a sum of terms rounded to a grid, an integer
+    number of steps. The terms are split into digits, so short that sums of digits fit into
+    integers. The total is computed in float64, with an error of a few units in the last place, and
+    rounded to the dtype of the terms. Subclasses say which terms are added.
+    """
+
+    exponent: int
+    divisor: float = 1.0
+    title: ClassVar = "exact sum"
+
+    def count(self, shape: Sequence[int]) -> int:
+        """Returns the largest number of terms in a sum."""
+        raise NotImplementedError
+
+    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Returns the sums of the digits of each position."""
+        raise NotImplementedError
+
+    def of_floats(self, x: Abstract, sums_of: "SumsOf") -> Abstract:
+        """Returns the abstract value of the same sums of floats with another rounding error."""
+        raise NotImplementedError
+
+    def __call__(self, terms: jax.Array) -> jax.Array:
+        def exact_sums(terms: jax.Array) -> jax.Array:
+            total = total_of_digits(terms, self.exponent, self.count(terms.shape), self.added)
+            return lax.convert_element_type(total / self.divisor, terms.dtype)
+
+        exact_sums.__name__ = self.name
+        with jax.enable_x64(True):
+            return jax.jit(exact_sums)(terms)
+
+
+SumsOf = Callable[[Abstract, int, np.ndarray], Sums]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactSum(ExactSums):
+    """A sum over axes."""
+
+    axes: tuple[int, ...] = (0,)
 
     def count(self, shape: Sequence[int]) -> int:
         return math.prod(shape[k] for k in self.axes)
 
-    def __call__(self, terms: jax.Array) -> jax.Array:
-        def exact_sum(terms: jax.Array) -> jax.Array:
-            total = total_of_digits(terms, self.exponent, self.axes) / self.divisor
-            return lax.convert_element_type(total, terms.dtype)
+    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return sums_over(digits, self.axes)
 
-        exact_sum.__name__ = self.name
-        with jax.enable_x64(True):
-            return jax.jit(exact_sum)(terms)
+    def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
+        return sum_over(x, self.axes, sums_of)
 
 
-def total_of_digits(terms: jax.Array, exponent: int, axes: Sequence[int]) -> jax.Array:
-    """Returns the sum of terms in [-2^exponent, 2^exponent] over axes, in float64.
+def sums_over(digits: Sequence[jax.Array], axes: Sequence[int]) -> Sequence[jax.Array]:
+    """Returns the sums of several arrays over axes, in one loop."""
+    zeros = tuple(np.zeros((), x.dtype) for x in digits)
+    add = lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True))  # noqa: E731
+    return lax.reduce(tuple(digits), zeros, add, tuple(axes))
+
+
+def total_of_digits(
+    terms: jax.Array,
+    exponent: int,
+    count: int,
+    added: Callable[[Sequence[jax.Array]], Sequence[jax.Array]],
+) -> jax.Array:
+    """Returns sums of up to `count` terms in [-2^exponent, 2^exponent], in float64.
 
     Sums of digits are exact. Adding these sums in float64 has an error of a few units in the last
     place of the largest one.
     """
-    digits, bits = digits_of(terms, math.prod(terms.shape[k] for k in axes), exponent)
-    zeros = tuple(np.zeros((), x.dtype) for x in digits)
-    sums = lax.reduce(
-        tuple(digits), zeros, lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True)), axes
-    )
+    digits, bits = digits_of(terms, count, exponent)
     total: Any = 0.0
-    for digit_sum in reversed(sums):
+    for digit_sum in reversed(added(digits)):
         total = (total + lax.convert_element_type(digit_sum, jnp.float64)) * 2.0**-bits
     return total * 2.0**exponent
-
-
-def hexed(number: float) -> str:
-    """Returns the bits of a float in hexadecimal, for use in a name."""
-    return f"{int(np.float64(number).view(np.uint64)):016x}"
-
-
-def of_hex(bits: str) -> float:
-    """Returns the float with these bits, given in hexadecimal."""
-    return float(np.uint64(int(bits, 16)).view(np.float64))
 
 
 def worth_it(count: int, dtype: np.dtype) -> bool:
@@ -119,52 +146,49 @@ def worth_it(count: int, dtype: np.dtype) -> bool:
     return dtype in FLOATS and count * rounding.sum_units(count, dtype) >= _WORTH_IT
 
 
-def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
-    """Returns the abstract value of an exact sum.
+def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
+    """Returns the abstract value of exact sums.
 
-    Rounding to the grid changes a term by at most half a step. So if a term changes by d, its
-    integer changes by at most d + step, in units of the terms, and a term that does not change has
-    the same integer. If `apart` is above 0, a compiler may compute a term again for each digit, and
-    round it differently. Then a digit may differ by 1. The total is rounded once, to the nearest
-    float.
+    They are the same sums of other terms: of the terms rounded to the grid. Rounding to the grid
+    changes a term by at most half a step. So if a term changes by d, its integer changes by at most
+    d + step, in units of the terms, and a term that does not change has the same integer. If
+    `apart` is above 0, a compiler may compute a term again for each digit, and round it
+    differently. Then a digit may differ by 1. The total is rounded once, to the nearest float.
     """
-    count, (shape, axis) = kind.count(x.shape), axes_after(x, kind.axes)
+    count = kind.count(x.shape)
     if x.nan or x.pending.coarse or not kind.divisor > 0:
         raise RefusalError("the terms of an exact sum must be finite numbers within its range")
-    off = most_off(x, count, kind.exponent)
-    scale, room = 1 / kind.divisor, 1 + (count + 100) * 2.0**-52
-    low, high = (total_over(end, x.shape, kind.axes) for end in (x.low, x.high))
-    slack = count * off + (room - 1) * total_over(x.magnitude, x.shape, kind.axes)
-    low, high = rounding.widened(low - slack, high + slack, np.zeros(()))
-    low, high = low * scale, high * scale
-    largest = np.maximum(np.maximum(np.abs(low), np.abs(high)), 2.0**-500)
-    final = OF_FLOAT64 * count * 2.0**kind.exponent * scale + 4 * rounding.tiny(x.dtype)
-    if x.dtype == np.float32:
-        final = final + nearest(largest, rounding.unit(x.dtype))
-    final = rounding.up(final)
-    width = math.prod(x.shape[k] for k in kind.axes if k != x.axis)
-    rest = x.n - 1 if x.axis in kind.axes else 0
-    short = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
 
-    def moved(*both: Difference) -> Moves:
-        (e1, a1, b1), (e2, a2, b2) = (
-            erring((d.each, d.l1, d.l2), off, x.shape, x.axis) for d in both
-        )
-        l1, l2 = a1 + rest * a2, math.sqrt(width) * (b1 + rest * b2)
-        each = total_over(e1, short, kind.axes) + rest * total_over(e2, short, kind.axes)
-        each = rounding.up(np.minimum(each * room, l1) * scale)
-        l1, l2 = float(rounding.up(l1 * scale)), float(rounding.up(l2 * scale))
-        return erring((each, l1, l2), final, shape, axis)
+    def sums_of(terms: Abstract, count: int, sizes: np.ndarray) -> Sums:
+        host, scale = (count + 100) * 2.0**-52, 1 / kind.divisor
+        largest = np.maximum(sizes * (1 + host), 2.0**-500)
+        final = OF_FLOAT64 * count * 2.0**kind.exponent * scale + 4 * rounding.tiny(x.dtype)
+        if x.dtype == np.float32:
+            final = final + nearest(largest, rounding.unit(x.dtype))
+        return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
-    low, high = rounding.widened(low, high, final)
-    if (x.low >= 0).all():
-        low = np.maximum(low, 0.0)
-    changed, others = moved(x.changed, x.others), moved(x.others, x.others)
-    apart = count * 2 * off * scale if x.apart else 0.0
+    found = kind.of_floats(_on_the_grid(x, kind, most_off(x, count, kind.exponent)), sums_of)
+    return dataclasses.replace(found, off=None)
+
+
+def _on_the_grid(x: Abstract, kind: ExactSums, off: float) -> Abstract:
+    """Returns the abstract value of the terms on the grid, divided by the divisor.
+
+    A term that is 0 is on the grid.
+    """
+    scale, off_grid = 1 / kind.divisor, np.where(x.magnitude > 0, off, 0.0)
+    low, high = rounding.widened(x.low - off_grid, x.high + off_grid, np.zeros(()))
+
+    def moved(d: Difference) -> Moves:
+        moves = erring((d.each, d.l1, d.l2), off, x.shape, x.axis, d.count)
+        each, l1, l2 = (rounding.up(y * scale) for y in moves)
+        return each, float(l1), float(l2)
+
     return make(
-        shape, x.dtype, low, high, axis, changed, changed if axis is None else others,
+        x.shape, x.dtype, low * scale, high * scale, x.axis, moved(x.changed), moved(x.others),
         pending=Pending().having(**Pending.flags([x.pending])),
-        apart=float(rounding.up(apart + 2 * float(final.max()))),
+        apart=float(rounding.up(2 * off * scale)) if x.apart else 0.0,
+        counts=(x.changed.count, x.others.count),
     )  # fmt: skip
 
 
@@ -200,32 +224,48 @@ def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
     return np.minimum(np.maximum(power * unit / 2, largest - power), power * unit)
 
 
-def planned(x: Abstract, axes: Sequence[int]) -> int | None:
-    """Returns the exponent of the range of a sum over records; None if it stays a float sum."""
-    if x.axis is None or x.axis not in axes or x.is_public or x.nan or x.pending.coarse:
-        return None
-    return exponent_of_range(x, axes, math.prod(x.shape[k] for k in axes))
+def is_over_records(x: Abstract, axes: Sequence[int]) -> bool:
+    """Whether a sum over axes adds up terms of several records."""
+    return not x.is_public and (x.axis is None or x.axis in axes)
 
 
 def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | None:
-    """Returns the exponent of the range of a sum's terms; None if it stays a float sum."""
-    return _exponent(*_largest(x, axes), count, x.dtype)
+    """Returns the exponent of the range of a sum's terms; None if floats are as accurate.
+
+    Raises:
+        RefusalError: if integers cannot represent the terms.
+    """
+    return _exponent(*_largest(x, axes), count, x)
 
 
-def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int | None:
-    """Returns the same as `planned`, for a `dot_general` that sums over the records."""
+def planned_product(first: Abstract, second: Abstract, parameters: Any) -> ExactSum | None:
+    """Returns the exact sum of the products in a `dot_general` that sums over the records.
+
+    The axes of the products are ordered: free axes of both operands, then the summed axes.
+    """
     (ca, cb), (ba, _) = parameters["dimension_numbers"]
     pairs = ((first, ca), (second, cb))
     free = [x.shape[k] for x, summed in pairs for k in range(len(x.shape)) if k not in summed]
-    if not (first.axis in ca or second.axis in cb) or ba or math.prod(free) > _MOST_PRODUCTS:
+    count = math.prod(first.shape[k] for k in ca)
+    over = [is_over_records(x, summed) for x, summed in pairs]
+    public = [x.is_public for x, _ in pairs]
+    if not all(a or b for a, b in zip(over, public, strict=True)) or all(public):
+        return None
+    if not worth_it(count, first.dtype):
         return None
     dtypes = {first.dtype, second.dtype, parameters.get("preferred_element_type") or first.dtype}
-    if len(set(map(np.dtype, dtypes))) > 1 or any(x.nan or x.pending.coarse for x, _ in pairs):
-        return None
+    if len(set(map(np.dtype, dtypes))) > 1 or ba or math.prod(free) > _MOST_PRODUCTS:
+        raise RefusalError(
+            "an exact sum of products needs one dtype, no batch, and at most "
+            f"{_MOST_PRODUCTS} products for each record: use fewer columns"
+        )
     (largest_a, least_a), (largest_b, least_b) = (_largest(x, summed) for x, summed in pairs)
     # This margin covers the rounding of each product.
     largest, least = largest_a * largest_b * (1 + 2.0**-18), least_a * least_b
-    return _exponent(largest, least, math.prod(first.shape[k] for k in ca), first.dtype)
+    exponent = _exponent(largest, least, count, first, second)
+    if exponent is None:
+        return None
+    return ExactSum(exponent, axes=tuple(range(len(free), len(free) + len(ca))))
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
@@ -238,21 +278,29 @@ def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
     return float(columns.max()), float(moving.min(initial=math.inf))
 
 
-def _exponent(largest: float, least: float, count: int, dtype: np.dtype) -> int | None:
+def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | None:
     """Returns the exponent of the range of terms; None if the sum stays a sum of floats.
 
     Args:
         largest: the largest magnitude of a term.
         least: the largest magnitude of a term in the column with the smallest terms.
         count: the number of terms.
-        dtype: the dtype of the terms.
+        *xs: the arrays that contain the terms or their factors.
     """
-    if not worth_it(count, dtype) or not 0 < largest < 2.0 ** EXPONENTS[-1]:
+    dtype, exponent = xs[0].dtype, math.frexp(largest)[1]
+    if not worth_it(count, dtype) or largest == 0:
         return None
-    if largest > _MOST_UNLIKE * least or math.frexp(largest)[1] < EXPONENTS[0]:
-        return None
+    if any(x.nan or x.pending.coarse for x in xs):
+        raise RefusalError("an exact sum needs terms that are numbers of at least 32 bits")
+    if exponent not in EXPONENTS:
+        raise RefusalError(f"terms of an exact sum may be as large as {largest:.3g}: rescale them")
+    if largest > _MOST_UNLIKE * least:
+        raise RefusalError(
+            f"the terms of one column may be {largest / least:.3g} times as large as those of "
+            "another column: sum these columns separately, or rescale them"
+        )
     try:
         bits_of_a_digit(count, dtype)
     except ValueError:
-        return None
-    return math.frexp(largest)[1]
+        raise RefusalError(f"{count} terms are too many for an exact sum in {dtype}") from None
+    return exponent

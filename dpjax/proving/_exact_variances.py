@@ -7,7 +7,9 @@ would be rounded differently.
 """
 
 import dataclasses
+import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +21,14 @@ from dpjax._exact._numerics import float_limits
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_sums import (
     OF_FLOAT64,
-    hexed,
+    Named,
     nearest,
-    of_hex,
+    sums_over,
     total_of_digits,
     worth_it,
 )
 from dpjax.proving._value import Abstract, Pending, RefusalError, make
 
-_NAME = "exact_variance"
 _MOST = 60
 # All columns share one center and one grid. The distance of the records from the center may exceed
 # the range of any column by at most this factor.
@@ -36,7 +37,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactVariance:
+class ExactVariance(Named):
     """The variances of columns, or their covariance matrix, over the first axis.
 
     Attributes:
@@ -51,33 +52,16 @@ class ExactVariance:
     exponent: int
     divisor: float
     matrix: bool = False
-    title = "exact variance"
-
-    @property
-    def name(self) -> str:
-        """A name that encodes all fields."""
-        ends = hexed(self.center), hexed(self.divisor)
-        return f"{_NAME}_{'_'.join(ends)}_{self.exponent + _MOST}_{int(self.matrix)}"
-
-    @staticmethod
-    def named(name: str) -> "ExactVariance | None":
-        """Returns the variance that a name encodes; None if the name encodes none."""
-        try:
-            center, divisor, exponent, matrix = name.removeprefix(f"{_NAME}_").split("_")
-            found = ExactVariance(
-                of_hex(center), int(exponent) - _MOST, of_hex(divisor), matrix == "1"
-            )
-        except ValueError:
-            return None
-        return found if found.name == name else None
+    title: ClassVar = "exact variance"
 
     def __call__(self, x: jax.Array) -> jax.Array:
         def exact_variance(x: jax.Array) -> jax.Array:
             y = lax.convert_element_type(x, jnp.float64) - self.center
             squares = y[:, :, None] * y[:, None, :] if self.matrix else y * y
-            total = total_of_digits(y, self.exponent, (0,))
+            added, n = functools.partial(sums_over, axes=(0,)), len(x)
+            total = total_of_digits(y, self.exponent, n, added)
             outer = total[:, None] * total[None] if self.matrix else total * total
-            rest = total_of_digits(squares, 2 * self.exponent, (0,)) - outer / len(x)
+            rest = total_of_digits(squares, 2 * self.exponent, n, added) - outer / n
             found = rest / self.divisor
             if not self.matrix:
                 found = lax.max(found, lax.full_like(found, 0.0))

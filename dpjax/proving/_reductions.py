@@ -7,7 +7,7 @@ change within `others`.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,7 +110,7 @@ class Sums(NamedTuple):
 
     exact: bool
     gamma: float
-    flush: float
+    flush: float | np.ndarray
     sizes: np.ndarray
     host: float
     pending: Pending
@@ -134,6 +134,10 @@ class Sums(NamedTuple):
         return rounding.up((self.gamma + self.host) * self.sizes + self.flush)
 
 
+# The rounding of sums, given the terms, their number in a sum, and the sums of their magnitudes.
+SumsOf = Callable[[Abstract, int, np.ndarray], Sums]
+
+
 def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
     """Returns the shape without some axes, and the axis of records in it."""
     shape = tuple(size for k, size in enumerate(x.shape) if k not in axes)
@@ -147,13 +151,13 @@ def total_over(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> 
     return array.sum(tuple(axes)) * math.prod(shape[k] // array.shape[k] for k in axes)
 
 
-def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
+def sum_over(x: Abstract, axes: Sequence[int], sums_of: SumsOf = Sums.of, **_: Any) -> Abstract:
     """Returns the value of a sum over some axes, which may include the axis of records."""
     axes = tuple(k % len(x.shape) for k in axes)
     shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
     room = 1 + (count + 100) * 2.0**-52
-    sums = Sums.of(x, count, total_over(x.magnitude, x.shape, axes))
+    sums = sums_of(x, count, total_over(x.magnitude, x.shape, axes))
     low = total_over(x.low - np.abs(x.low) * sums.gamma, x.shape, axes)
     high = total_over(x.high + np.abs(x.high) * sums.gamma, x.shape, axes)
     joined = sums.gamma * sums.sizes if sums.pending.terms > count else 0.0
@@ -180,7 +184,7 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
     counts = [math.inf, math.inf]
     # A flattened sum of sums may be rounded differently even where no summand changes.
-    if sums.pending.terms == count:
+    if sums.pending.terms <= count:
         counts = [d.count + (rest * x.others.count if rest else 0.0) for d in (x.changed, x.others)]
     if axis is None:
         counts[1] = counts[0]
@@ -194,7 +198,9 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
     )
 
 
-def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
+def cumulative_sum(
+    x: Abstract, axis: int, reverse: bool, sums_of: SumsOf = Sums.of, **_: Any
+) -> Abstract:
     """Returns the value of a cumulative sum.
 
     Each result is a sum of at most N terms, and each term is in at most N results.
@@ -214,7 +220,7 @@ def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
             return np.cumsum(turned, axis)
         return np.flip(np.cumsum(np.flip(turned, axis), axis), axis)
 
-    sums = Sums.of(x, count, added(x.magnitude))
+    sums = sums_of(x, count, added(x.magnitude))
     rows = None if x.axis == axis else x.axis
 
     def moved(each: np.ndarray, l1: float, l2: float, gain: float) -> Moves:
@@ -226,8 +232,14 @@ def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
         l1, l2 = c.l1 + rest * o.l1, c.l2 + rest * o.l2
         changed = others = moved(c.each + rest * o.each, l1, l2, math.sqrt(count))
     else:
+        # The second bound in l2 adds up the changes of all results by one entry after the other.
         changed, others = (
-            moved(rounding.up(added(d.each) * room), d.l1, d.l2, count)
+            moved(
+                rounding.up(added(d.each) * room),
+                d.l1,
+                min(d.l2 * count, d.l1 * math.sqrt(count)),
+                1.0,
+            )
             for d in (x.changed, x.others)
         )
     low, high = rounding.widened(added(x.low), added(x.high), sums.error)

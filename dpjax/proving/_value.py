@@ -342,24 +342,31 @@ def constant(value: object) -> Abstract:
 
 
 def erring(
-    moves: Moves, error: np.ndarray | float, shape: Sequence[int], axis: int | None
+    moves: Moves,
+    error: np.ndarray | float,
+    shape: Sequence[int],
+    axis: int | None,
+    count: float = math.inf,
 ) -> Moves:
     """Returns bounds on the difference of two computed values, from those of the exact values.
 
     The error of each computed value is at most `error`. So twice this error is added for entries
-    that change. An entry that does not change has equal inputs, so both of its values are rounded
-    alike. If there is an axis of records, the bounds are on one row.
+    that change, at most `count` entries. An entry that does not change has equal inputs, so both of
+    its values are rounded alike. If there is an axis of records, the bounds are on one row.
     """
     each, l1, l2 = moves
     error = np.asarray(error, float)
     error = error if axis is None or not error.ndim else over(error, axis)
     slips = np.where(each > 0, 2 * error, 0.0)
     copies = math.prod(s for k, s in enumerate(shape) if k != axis) / max(1, slips.size)
-    room = 1 + slips.size * 2.0**-52
+    room, largest = 1 + slips.size * 2.0**-52, float(slips.max(initial=0.0))
+    slip1, slip2 = float(slips.sum()) * copies * room, rounding.norm2(slips, copies) * room
+    if count < slips.size * copies:
+        slip1, slip2 = min(slip1, count * largest), min(slip2, math.sqrt(count) * largest)
     return (
         rounding.up(each + slips),
-        float(rounding.up(l1 + float(slips.sum()) * copies * room)),
-        float(rounding.up(l2 + rounding.norm2(slips, copies) * room)),
+        float(rounding.up(l1 + slip1)),
+        float(rounding.up(l2 + slip2)),
     )
 
 

@@ -17,7 +17,16 @@ from dpjax.proving import _loops as loops
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import vanishing
-from dpjax.proving._exact_programs import Sums, VarianceOf, exponent_of, kind_of, value_of
+from dpjax.proving._exact_programs import (
+    Path,
+    Sums,
+    VarianceOf,
+    kind_of,
+    planned,
+    stays_inexact,
+    value_of,
+    with_sum,
+)
 from dpjax.proving._operations import Operation, operation_of
 from dpjax.proving._patterns import Found, Program, improved, of_call
 from dpjax.proving._pending import carried
@@ -34,6 +43,8 @@ from dpjax.proving._value import (
     constant,
     counted,
 )
+
+_LOOP = "sums inside of this operation stay sums of floats: sum outside of it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +96,8 @@ class Walk:
     line: str = ""
     # The float sums and variances over records that a release could compute exactly.
     sums: Sums = dataclasses.field(default_factory=dict)
+    # Why other float sums over records cannot be exact.
+    inexact: dict[Path, RefusalError] = dataclasses.field(default_factory=dict)
     # Tighter facts about parts of a program, found by splitting the box of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
     # The cells of arrays (`_cells.py`).
@@ -150,6 +163,9 @@ class Walk:
                 # the program, and an overflow violates the assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
+            if stays_inexact(equation, refused=outputs is None):
+                inside = located(RefusalError(_LOOP), equation, place)
+                self.inexact[self.path] = refused.get(equation.outvars[0], inside)
             self.line = place
             walked = outputs[0] if outputs and not self.shown(outputs[0]).refusal else None
             try:
@@ -181,13 +197,14 @@ class Walk:
         ]
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
-        """Returns the same values as `run`, without recording the steps."""
-        shown, path, line = len(self.steps), self.path, self.line
+        """Returns the same values as `run`, without recording the steps and the exact sums."""
+        shown, path, line, sums = len(self.steps), self.path, self.line, self.sums
         try:
+            self.sums = {}
             return self.run(jaxpr, consts, inputs)
         finally:
             del self.steps[shown:]
-            self.path, self.line = path, line
+            self.path, self.line, self.sums = path, line, sums
 
     def known(self, array: object) -> Any:
         """Returns the abstract value of a constant."""
@@ -352,8 +369,11 @@ class Walk:
             return loops.looped(self.run, self.tried, equation.params, operands)
         if operation.rule is None:
             raise RefusalError("this operation is not supported in proofs")
-        if (exponent := exponent_of(equation, operands)) is not None:
-            self.sums[self.path] = exponent
+        try:
+            if (exact := planned(equation, operands)) is not None:
+                with_sum(self.sums, self.path, exact)
+        except RefusalError as refusal:
+            self.inexact[self.path] = located(refusal, equation, self.line)
         made = operation.rule(*operands, **equation.params)
         outputs = list[Abstract]()
         for found in made if isinstance(made, list) else [made]:

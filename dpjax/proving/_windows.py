@@ -25,6 +25,7 @@ from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import (
     HIGHEST,
     Sums,
+    SumsOf,
     check_cut,
     check_sums,
     check_surrounded,
@@ -83,6 +84,11 @@ class Windows:
         """Whether an axis of length 1 is padded."""
         return any(s == 1 and max(pads) > 0 for s, pads in zip(shape, self.padding, strict=True))
 
+    @property
+    def pads(self) -> bool:
+        """Whether a window may contain padding or gaps."""
+        return any(map(any, self.padding)) or max(self.gaps, default=1) > 1
+
     def moves(self, axis: int) -> bool:
         """Whether a result reads entries at other indices along an axis than its own."""
         own = self.sizes[axis], self.strides[axis], self.gaps[axis], *self.padding[axis]
@@ -124,6 +130,11 @@ class Windows:
             )
             yield tap, made[chosen]
 
+    def check_fit(self, shape: Sequence[int]) -> None:
+        """Refuses windows that are larger than their array."""
+        if min(self.results(shape)) < 1:
+            raise RefusalError("windows larger than their array are not supported in proofs")
+
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
         """Returns groups of taps, such that only taps of one group occur at any index.
 
@@ -138,11 +149,14 @@ class Windows:
             groups.setdefault(rest, []).append(tap)
         return list(groups.values())
 
+    @property
+    def most_at_once(self) -> int:
+        """The largest number of windows that contain one entry."""
+        return max(map(len, self.at_once(self.strides)))
+
     def check(self, shape: Sequence[int]) -> None:
-        """Refuses windows that are too large for a proof, or larger than their array."""
+        """Refuses windows with too many entries for a walk that reads each of them."""
         taps = math.prod(self.sizes)
-        if min(self.results(shape)) < 1:
-            raise RefusalError("windows larger than their array are not supported in proofs")
         if taps > _MOST_TAPS or taps * math.prod(self.results(shape)) > _MOST_READ:
             raise RefusalError(
                 "windows of this size have too many entries for a proof: use smaller windows"
@@ -162,38 +176,54 @@ def _pooling(
         tuple(base_dilation), tuple(window_dilation),
     )  # fmt: skip
     check_surrounded(x, windows.wide, start)
-    windows.check(x.shape)
+    windows.check_fit(x.shape)
     return windows, as_dense(x) if x.axis is not None and windows.moves(x.axis) else x
 
 
-def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
+def pooled_sum(x: Abstract, sums_of: SumsOf = Sums.of, **parameters: Any) -> Abstract:
     """Returns the value of a reduce_window_sum: sums of the entries of windows, in any order.
 
     An entry is in at most m windows, and a window contains K entries. So a difference grows at most
-    m times in the l1 norm, and sqrt(m K) times in the l2 norm (Schur's test).
+    m times in the l1 norm, and sqrt(m K) times in the l2 norm (Schur's test). The l2 norm is also
+    at most sqrt(m) times the old l1 norm: it is subadditive, and a change by d of one entry changes
+    m results by d.
     """
     check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
     count = math.prod(windows.sizes)
     # This factor covers the rounding of the sums that the proof itself computes in float64.
     room = 1 + (count + 100) * 2.0**-52
+    wide = [k for k in range(len(x.shape)) if windows.moves(k)]
 
-    def added(array: np.ndarray) -> np.ndarray:
+    def added(array: np.ndarray, pick: Any = np.maximum) -> np.ndarray:
+        # If all entries have the same bounds, so have all windows, except those with padding.
+        if all(array.shape[k] == 1 for k in wide):
+            return count * (pick(array, 0.0) if windows.pads else array)
+        windows.check(x.shape)
         return np.asarray(sum(part for _, part in windows.read(array, x.shape, 0.0)))
 
-    sums = Sums.of(x, count, added(x.magnitude))
-    many = max(map(len, windows.at_once(windows.strides)))
+    sums = sums_of(x, count, added(x.magnitude))
+    many = windows.most_at_once
+    # A flattened sum of sums may be rounded differently even where no summand changes.
+    by_one = many if sums.pending.terms <= count else math.inf
 
     def moved(d: Difference) -> Moves:
         each = np.minimum(rounding.up(added(d.each) * room), d.l1)
-        return each, d.l1 * many, d.l2 * math.sqrt(many * count)
+        return each, d.l1 * many, min(d.l2 * math.sqrt(many * count), d.l1 * math.sqrt(many))
 
-    low, high = rounding.widened(added(x.low), added(x.high), sums.error)
+    ends = added(x.low, np.minimum), added(x.high)
+    low, high = rounding.widened(*ends, sums.error)
     # A sum of nonnegative numbers never becomes negative by rounding, in any order.
     if (x.low >= 0).all():
         low = np.maximum(low, 0.0)
-    more = {"whole": sums.exact, "pending": sums.pending}
-    return _made(x, windows, (low, high), moved, sums.error, **more)
+    apart = float(rounding.up(count * x.apart + 2 * float(np.max(sums.error))))
+    more = {"whole": sums.exact, "pending": sums.pending, "apart": apart}
+    return _made(x, windows, (low, high), moved, sums.error, by_one, **more)
+
+
+def _touched(d: Difference, by_one: float) -> float:
+    """Bounds how many results change if one entry touches `by_one` results."""
+    return d.count * by_one if d.count else 0.0
 
 
 def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstract:
@@ -210,18 +240,20 @@ def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstrac
     if x.dtype.kind in "iu":
         start = float(np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max)
     windows, x = _pooling(x, **parameters, start=start)
+    windows.check(x.shape)
 
     def chosen(array: np.ndarray) -> np.ndarray:
         return pick.reduce([part for _, part in windows.read(array, x.shape, idle)])
 
-    many = max(map(len, windows.at_once(windows.strides)))
+    many = windows.most_at_once
 
     def moved(d: Difference) -> Moves:
         parts = [part for _, part in windows.read(d.each, x.shape, 0.0)]
         return np.maximum.reduce(parts), d.l1 * many, d.l2 * math.sqrt(many)
 
     flush = np.full((1,) * len(x.shape), 0.0 if x.whole else 4 * rounding.tiny(x.dtype))
-    return _made(x, windows, (chosen(x.low), chosen(x.high)), moved, flush, whole=x.whole)
+    ends = chosen(x.low), chosen(x.high)
+    return _made(x, windows, ends, moved, flush, many, whole=x.whole)
 
 
 def _made(
@@ -230,11 +262,16 @@ def _made(
     interval: tuple[np.ndarray, np.ndarray],
     moved: Callable[[Difference], Moves],
     error: np.ndarray,
+    by_one: float,
     **more: Any,
 ) -> Abstract:
     shape = windows.results(x.shape)
-    erred = lambda d: erring(moved(d), error, shape, x.axis)  # noqa: E731
-    found = result_of(x, *interval, erred, shape=shape, **more)
+
+    def erred(d: Difference) -> Moves:
+        return erring(moved(d), error, shape, x.axis, _touched(d, by_one))
+
+    counts = [_touched(d, by_one) for d in (x.changed, x.others)]
+    found = result_of(x, *interval, erred, shape=shape, counts=counts, **more)
     pending = found.pending.having(padded=windows.pads_one(x.shape))
     return dataclasses.replace(found, pending=pending)
 
@@ -278,6 +315,10 @@ class _Map:
     def _largest(self, sizes: np.ndarray, steps: tuple[int, ...]) -> float:
         groups = self.windows.at_once(steps)
         return max(float(np.sum([sizes[tap[1:-1]] for tap in taps], 0).max()) for taps in groups)
+
+    def column(self, sizes: np.ndarray) -> float:
+        """Returns the largest l2 norm of a column of A."""
+        return math.sqrt(self._largest((sizes**2).sum(-1), self.windows.strides))
 
     def schur(self, sizes: np.ndarray) -> float:
         """Returns a bound on the l2 norm of A, by Schur's test."""
@@ -364,6 +405,7 @@ def convolve(
         (1, *weights.sizes.shape[:-3], 1), (1, *window_strides, 1),
         ((0, 0), *map(tuple, padding), (0, 0)), (1, *lhs_dilation, 1), (1, *rhs_dilation, 1),
     )  # fmt: skip
+    windows.check_fit((*rows.shape[:-1], 1))
     windows.check((*rows.shape[:-1], 1))
     if math.prod(windows.results(rows.shape)[1:-1]) * kernel.low.size > _MOST_PRODUCTS:
         raise RefusalError("a convolution of this size has too many products for a proof")
@@ -390,7 +432,10 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         # If a factor is flushed to 0, its product is 0, too.
         flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
         error = rounding.up(units * total + flushed * (count + 1))
-    column = map_.sums(sizes)[0] * room
+    column, column2 = map_.sums(sizes)[0] * room, map_.column(sizes) * room
+    # How many results one entry may change. A flattened sum of sums may be rounded differently even
+    # where no summand changes.
+    by_one = map_.windows.most_at_once * outputs if terms == 1 else math.inf
     # The kernel is its middle plus a rest of at most `off`, so its norm is at most the sum of both
     # norms.
     l2 = min(map_.schur(sizes), map_.spectral(middle) + map_.schur(kernel.off)) * room
@@ -402,8 +447,9 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
         l1 = float(rounding.times(d.l1, column))
         each = np.minimum(each, rounding.times(d.l1, sizes.max() * room))
-        bounds = each, l1, float(rounding.times(d.l2, l2))
-        return erring(bounds, error, shape, x.axis)
+        # A change by d of one entry changes the results by at most d times the norm of its column.
+        most2 = min(rounding.times(d.l2, l2), rounding.times(d.l1, column2))
+        return erring((each, l1, float(most2)), error, shape, x.axis, _touched(d, by_one))
 
     # The lower end of a result uses lower ends of entries with positive weights, and upper ends of
     # entries with negative weights.
@@ -416,4 +462,5 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     if groups > 1 or 1 in (outputs, math.prod(shape[:-1])):
         pending = pending.having(terms=count * terms, weight=load)
     low, high = rounding.widened(*ends, error + spread + host)
-    return result_of(x, low, high, moved, shape=shape, whole=exact, pending=pending)
+    counts = [_touched(d, by_one) for d in (x.changed, x.others)]
+    return result_of(x, low, high, moved, shape=shape, whole=exact, pending=pending, counts=counts)

@@ -1,0 +1,97 @@
+"""Exact cumulative sums and window sums along the records.
+
+If one record changes, it changes all later cumulative sums, and all windows that contain it. Their
+integers change by as much as its own integer, and each is rounded once.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from dpjax.proving._exact_sums import ExactSums, exponent_of_range, is_over_records
+from dpjax.proving._reductions import SumsOf, cumulative_sum
+from dpjax.proving._value import Abstract
+from dpjax.proving._windows import pooled_sum
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactCumulative(ExactSums):
+    """Cumulative sums along an axis, from its end if `reverse`."""
+
+    axis: int = 0
+    reverse: bool = False
+    title = "exact cumulative sum"
+
+    def count(self, shape: Sequence[int]) -> int:
+        return shape[self.axis]
+
+    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return [lax.cumsum(x, self.axis, self.reverse) for x in digits]
+
+    def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
+        return cumulative_sum(x, self.axis, self.reverse, sums_of)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactWindows(ExactSums):
+    """Sums over windows, as in `lax.reduce_window`; the other fields are its parameters."""
+
+    sizes: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+    padding: tuple[tuple[int, int], ...] = ((0, 0),)
+    gaps: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    title = "exact sums of windows"
+
+    def count(self, shape: Sequence[int]) -> int:
+        return math.prod(self.sizes)
+
+    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        parameters = self.sizes, self.strides, self.padding, self.gaps, self.dilation
+        zeros = [np.zeros((), x.dtype) for x in digits]
+        return [
+            lax.reduce_window(x, zero, lax.add, *parameters)
+            for x, zero in zip(digits, zeros, strict=True)
+        ]
+
+    def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
+        return pooled_sum(
+            x, sums_of, window_dimensions=self.sizes, window_strides=self.strides,
+            padding=self.padding, base_dilation=self.gaps, window_dilation=self.dilation,
+        )  # fmt: skip
+
+
+def planned_cumulative(x: Abstract, parameters: Mapping[str, Any]) -> ExactCumulative | None:
+    """Returns the exact form of a cumulative sum; None if floats are as accurate."""
+    axis = parameters["axis"]
+    if not is_over_records(x, [axis]):
+        return None
+    exponent = exponent_of_range(x, [axis], x.shape[axis])
+    if exponent is None:
+        return None
+    return ExactCumulative(exponent, axis=axis, reverse=bool(parameters["reverse"]))
+
+
+def planned_windows(x: Abstract, parameters: Mapping[str, Any]) -> ExactWindows | None:
+    """Returns the exact form of sums over windows; None if floats are as accurate."""
+    sizes = tuple(map(int, parameters["window_dimensions"]))
+    wide = [k for k, size in enumerate(sizes) if size > 1]
+    if not is_over_records(x, wide):
+        return None
+    exponent = exponent_of_range(x, wide, math.prod(sizes))
+    if exponent is None:
+        return None
+    others = (
+        tuple(map(int, parameters[f"{name}"]))
+        for name in ("window_strides", "base_dilation", "window_dilation")
+    )
+    strides, gaps, dilation = others
+    padding = tuple((int(a), int(b)) for a, b in parameters["padding"])
+    return ExactWindows(
+        exponent, sizes=sizes, strides=strides, padding=padding, gaps=gaps, dilation=dilation
+    )
