@@ -30,7 +30,7 @@ def run(rounds: int = 10, count: int = 2**15) -> None:
 
     specs = jax.ShapeDtypeStruct((N, COORDINATES), jnp.float32)
     specs, public = proofs.public_bounds(specs, (0, 1))
-    program = proofs._traced(lambda x: network(x).mean(0), specs, public)
+    program = proofs.traced(lambda x: network(x).mean(0), specs, public)
     jaxpr = proofs._after_the_clamp(program, specs, public)
     inputs = proofs._inputs(program, public)
     with np.errstate(all="ignore"):

@@ -21,7 +21,7 @@ def check_every_step(target, spec, bounds, database, neighbor, place=None):
     proved = _check(jaxpr, program, public, sums, (database, neighbor), place)
     if sums:
         exact = with_sums(public, sums)
-        program = _prove_sensitivity._traced(target, spec, exact)
+        program = _prove_sensitivity.traced(target, spec, exact)
         jaxpr = _prove_sensitivity._after_the_clamp(program, spec, exact)
         proved |= _check(jaxpr, program, exact, {}, (database, neighbor), place)
     return proved

@@ -20,19 +20,19 @@ class Proof:
         steps: one line of text for each step.
         losses: a function that measures by which factor each step loosens the bound, and adds this
             to the lines; None after its first call.
-        closeness: a text that says how close the bound is to the distance of two actual databases;
-            "" if this was not measured.
+        summary: a text that `repr` shows, too: how close the bound is to the distance of two actual
+            databases, or for a sampled sensitivity, which bound can be proved; "" without one.
     """
 
     def __init__(
         self,
         steps: tuple[str, ...],
         losses: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
-        closeness: str = "",
+        summary: str = "",
     ) -> None:
         self.steps = steps
         self.losses = losses
-        self.closeness = closeness
+        self.summary = summary
 
     def explained(self) -> str:
         """Returns the steps as text, with the factor by which each step loosens the bound.
@@ -41,11 +41,11 @@ class Proof:
         """
         if self.losses is not None:
             self.steps, self.losses = self.losses(self.steps), None
-        return "\n".join((*self.steps, self.closeness) if self.closeness else self.steps)
+        return "\n".join((*self.steps, self.summary) if self.summary else self.steps)
 
     def __getstate__(self) -> dict[str, object]:
         """Drops `losses`, because the program in it cannot be pickled."""
-        return {"steps": self.steps, "losses": None, "closeness": self.closeness}
+        return {"steps": self.steps, "losses": None, "summary": self.summary}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Proof)

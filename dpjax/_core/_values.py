@@ -137,8 +137,8 @@ class Sensitivity:
         distance: fingerprint of the traced norm; None for a bound, and for a norm that has a name.
         bounds: if the bound was proved for clamped records, the clamp that a release applies to the
             database first. Then `target` is the fingerprint of the clamp and the target together.
-        proof: the steps of the proof, if there is one; for a sampled sensitivity, a line that says
-            that a proof exists.
+        proof: the steps of the proof, if there is one; for a sampled sensitivity, its exact sums,
+            and a line that says which bound can be proved.
         known_by: the type of the query or target whose method `sensitivity` made this object; None
             if it was made in another way. If it is set, a release requires a target that knows its
             own sensitivity.
@@ -187,7 +187,7 @@ class Sensitivity:
             One line for each operation, indented for operations of inner functions. To measure how
             tight the bounds are, the program also runs on random pairs of neighbors. If an
             operation loosens the bound, its line gives the factor and a remedy. For a sampled
-            sensitivity, the text is one line that says that a proof exists.
+            sensitivity, the text lists the sums that are exact, and says which bound can be proved.
 
         Raises:
             ValueError: if no proof is known.
@@ -204,11 +204,12 @@ class Sensitivity:
         text = f"Sensitivity({shown_number(self.value)} in {norm_name(self.norm)}, {size}"
         text += f", {self.relation}{per_unit(self.privacy_unit)}"
         text += "".join(f", {note}" for note in self.notes) + f"; {self.method}"
-        text += f", {self.proof.closeness}" if self.proof and self.proof.closeness else ""
+        said = self.proof.summary if self.proof else ""
+        text += f", {said}" if said and self.m is None else ""
         if self.m is not None:
             text += f", m={self.m}, k={self.k}, gamma={shown_number(self.gamma)}"
             text += f", {describe_confidence(self.confidence)}"
-            text += f"; {self.explain()}" if self.proof else ""
+            text += f"; {said}" if said else ""
         return text + (f", positions={self.positions})" if self.positions != "last" else ")")
 
 

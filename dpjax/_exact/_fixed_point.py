@@ -53,20 +53,28 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
 
-def digits_of(terms: jax.Array, n: int, exponent: int | np.ndarray) -> tuple[list[jax.Array], int]:
+def digits_of(
+    terms: jax.Array, n: int, exponent: int | np.ndarray, precision: int | None = None
+) -> tuple[list[jax.Array], int]:
     """Splits terms in [-2^exponent, 2^exponent] into digits, and returns the bits per digit, too.
 
     A digit d at index k stands for d * 2^(exponent - bits (k + 1)). Sums of n digits do not
     overflow. The sum of all digits of a term differs from the term by at most half a unit of the
-    last digit.
+    last digit. All digits together have at least `precision` bits, by default two more than the
+    dtype has.
     """
     dtype = terms.dtype
     bits = bits_of_a_digit(n, dtype)
     rest, digits = _shifted(terms, bits - exponent), list[jax.Array]()
-    for _ in range(math.ceil((float_limits(dtype).nmant + 2) / bits)):
+    for _ in range(digits_in(bits, dtype, precision)):
         digits.append(_nearest_integers(rest))
         rest = _shifted(rest - digits[-1].astype(dtype), bits)
     return digits, bits
+
+
+def digits_in(bits: int, dtype: np.dtype, precision: int | None = None) -> int:
+    """Returns how many digits of some bits have a precision, by default that of a dtype."""
+    return math.ceil((precision or float_limits(dtype).nmant + 2) / bits)
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:

@@ -207,6 +207,18 @@ def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:
     return found
 
 
+def source_line(equation: Equation) -> str:
+    """Returns the user's line of an operation.
+
+    It is the innermost stack frame outside of JAX and dpjax.
+    """
+    traceback: Any = getattr(equation.source_info, "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        if not any(f"/{name}/" in frame.file_name for name in ("jax", "dpjax", "jaxlib")):
+            return f" at {frame.file_name}:{frame.line_num}"
+    return ""
+
+
 def live(jaxpr: jex.Jaxpr) -> list[Equation]:
     """Returns the operations on which an output depends, or which have effects."""
     needed, found = _variables(jaxpr.outvars), list[Equation]()

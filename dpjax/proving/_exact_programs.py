@@ -15,28 +15,14 @@ from jax import lax
 from dpjax._core._proof import PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._walks import Equation, aval, called, equations, live, parts
-from dpjax.proving._exact_scatters import ExactScatter, planned_scatter, scattered_exactly
-from dpjax.proving._exact_sums import (
-    FLOATS,
-    ExactSum,
-    ExactSums,
-    exponent_of_range,
-    is_over_records,
-    planned_product,
-    summed_exactly,
-    worth_it,
-)
+from dpjax._tracing._walks import Equation, aval, called, equations, live, parts, source_line
+from dpjax.proving._exact_scatters import ExactScatter, scattered_exactly
+from dpjax.proving._exact_sums import FLOATS, ExactSum, ExactSums, summed_exactly, worth_it
 from dpjax.proving._exact_variances import ExactVariance, of_records
-from dpjax.proving._exact_windows import (
-    ExactCumulative,
-    ExactWindows,
-    planned_cumulative,
-    planned_windows,
-)
+from dpjax.proving._exact_windows import ExactCumulative, ExactWindows
+from dpjax.proving._operations import operation_of
 from dpjax.proving._value import Abstract
 
-_SCATTERS = "scatter-add", "scatter_add"
 # The indices that locate an operation in a program and its inner programs, as in `Step.path`.
 Path = tuple[int, ...]
 Kind = ExactSums | ExactVariance | ExactScatter
@@ -88,22 +74,8 @@ def planned(equation: Equation, operands: Sequence[Abstract]) -> Planned | None:
     Raises:
         RefusalError: if integers cannot represent the terms.
     """
-    name, parameters = equation.primitive.name, equation.params
-    if name == "dot_general":
-        return planned_product(operands[0], operands[1], parameters)
-    if name in _SCATTERS:
-        start, places, updates = operands
-        return planned_scatter(start, places, updates, parameters)
-    if name == "cumsum":
-        return planned_cumulative(operands[0], parameters)
-    if name == "reduce_window_sum":
-        return planned_windows(operands[0], parameters)
-    if name != "reduce_sum" or not is_over_records(operands[0], parameters["axes"]):
-        return None
-    axes = tuple(sorted(parameters["axes"]))
-    count = math.prod(operands[0].shape[k] for k in axes)
-    exponent = exponent_of_range(operands[0], axes, count)
-    return None if exponent is None else ExactSum(exponent, axes=axes)
+    exact = operation_of(equation.primitive.name).exact
+    return None if exact is None else exact(*operands, **equation.params)
 
 
 def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
@@ -111,6 +83,8 @@ def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
     old = sums.get(path)
     if not isinstance(plan, VarianceOf) and type(old) is type(plan):
         plan = dataclasses.replace(plan, exponent=max(plan.exponent, old.exponent))  # type: ignore[union-attr]
+        if isinstance(plan, ExactSums) and old.wide:  # type: ignore[union-attr]
+            plan = dataclasses.replace(plan, wide=True)
     sums[path] = plan
 
 
@@ -118,6 +92,8 @@ def stays_inexact(equation: Equation, *, refused: bool) -> bool:
     """Whether an operation contains a float sum of many terms that no walk has seen."""
     inside = [] if is_entered(equation) and not refused else equation.params.values()
     many = [x for y in jex.jaxprs_in_params(dict(enumerate(inside))) for x in equations(y)]
+    if refused and (inner := called(equation)) is not None:
+        return kind_of(equation, inner) is not None
     return any(map(_has_many_terms, [equation, *many] if refused else many))
 
 
@@ -127,23 +103,22 @@ def is_entered(equation: Equation) -> bool:
 
 
 def _has_many_terms(equation: Equation) -> bool:
-    name, parameters = equation.primitive.name, equation.params
-    if name not in ("reduce_sum", "dot_general", "cumsum", "reduce_window_sum", *_SCATTERS):
+    """Whether an operation is a sum that is exact if its terms have public bounds."""
+    if operation_of(equation.primitive.name).exact is None:
         return False
-    shape = aval(equation.invars[0]).shape
-    axes: Sequence[int] = range(len(shape))
-    if name == "reduce_sum":
-        axes = parameters["axes"]
-    elif name == "dot_general":
-        axes = parameters["dimension_numbers"][0][0]
-    elif name == "cumsum":
-        axes = [parameters["axis"]]
-    elif name in _SCATTERS:
-        shape = aval(equation.invars[2]).shape[:1]
-        axes = range(len(shape))
+    shapes, parameters = [aval(x).shape for x in equation.invars], equation.params
+    made, first = aval(equation.outvars[0]), shapes[0]
+    if len(shapes) == 3:  # A scatter of one row for each record.
+        count = math.prod(shapes[2][:1])
+    elif len(shapes) == 2:  # A product of matrices.
+        (summed, _), _ = parameters["dimension_numbers"]
+        count = math.prod(first[k] for k in summed)
+    elif "window_dimensions" in parameters:
+        count = math.prod(parameters["window_dimensions"])
     else:
-        shape = parameters["window_dimensions"]
-    return worth_it(math.prod(shape[k] for k in axes), np.dtype(aval(equation.outvars[0]).dtype))
+        summed = parameters.get("axes", [parameters.get("axis")])
+        count = math.prod(first[k] for k in summed)
+    return worth_it(count, np.dtype(made.dtype))
 
 
 def _call(kind: Kind, *xs: Any) -> Equation:
@@ -181,6 +156,25 @@ def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
         return scattered_exactly(start, places, updates, kind)
     (x,) = operands
     return summed_exactly(x, kind) if isinstance(kind, ExactSums) else of_records(x, kind)
+
+
+def exact_steps(jaxpr: jex.Jaxpr, line: str = "") -> tuple[str, ...]:
+    """Returns a line for each exact sum, scatter and variance of a program.
+
+    `line` is the user's line of the call of the program.
+    """
+    lines = list[str]()
+    for equation in live(jaxpr):
+        inner, here = called(equation), source_line(equation) or line
+        kind = None if inner is None else kind_of(equation, inner)
+        if kind is None:
+            for program in jex.jaxprs_in_params(equation.params):
+                lines += exact_steps(program, here)
+            continue
+        terms, made = aval(equation.invars[-1]), aval(equation.outvars[0])
+        shapes = [f"{x.dtype}{list(x.shape)}" for x in (terms, made)]
+        lines.append(f"{kind.title} {' -> '.join(shapes)}, terms within 2^{kind.exponent} {here}")
+    return tuple(lines)
 
 
 class _Exact(RecordBounds):

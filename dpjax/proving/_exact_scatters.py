@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -62,8 +61,9 @@ class ExactScatter(Named):
 
 
 def planned_scatter(
-    start: Abstract, places: Abstract, updates: Abstract, parameters: Mapping[str, Any]
-) -> ExactScatter | None:
+    start: Abstract, places: Abstract, updates: Abstract, dimension_numbers: Any, mode: Any,
+    **_: Any,
+) -> ExactScatter | None:  # fmt: skip
     """Returns the exact form of a scatter of records; None if floats are as accurate.
 
     Raises:
@@ -73,8 +73,8 @@ def planned_scatter(
     over = is_over_records(updates, [0]) or not places.is_public
     if whole or not over or not worth_it(count, updates.dtype):
         return None
-    mode = lax.GatherScatterMode.from_any(parameters["mode"])
-    check_scatter(start, places, updates, parameters["dimension_numbers"], mode)
+    mode = lax.GatherScatterMode.from_any(mode)
+    check_scatter(start, places, updates, dimension_numbers, mode)
     if not start.is_finite:
         raise RefusalError("an exact scatter needs a public start, for example zeros")
     exponent = exponent_of_range(updates, (0,), count)

@@ -17,11 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._exact._fixed_point import bits_of_a_digit, digits_of
+from dpjax._exact._fixed_point import bits_of_a_digit, digits_in, digits_of
 from dpjax._exact._numerics import float_limits
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._reductions import Sums, sum_over
-from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    Pending,
+    RefusalError,
+    as_dense,
+    erring,
+    make,
+)
 
 # The exponents of ranges that are supported, so that floats can represent all powers of two in this
 # file.
@@ -36,6 +45,9 @@ _WORTH_IT = 2.0**-7
 # All columns share one grid. If the ranges of two columns differ by more than this factor, the
 # smaller column would lose digits, so the sum stays a sum of floats.
 _MOST_UNLIKE = 16.0
+# If digits of different copies of terms may change a sum by more than this fraction of a term, the
+# sum is wide.
+_MOST_MISMATCH = 2.0**-8
 # The relative error of a few operations in float64. It is tiny compared with the rounding of
 # float32.
 OF_FLOAT64 = 16 * 2.0**-53
@@ -69,10 +81,14 @@ class ExactSums(Named):
     number of steps. The terms are split into digits, so short that sums of digits fit into
     integers. The total is computed in float64, with an error of a few units in the last place, and
     rounded to the dtype of the terms. Subclasses say which terms are added.
+
+    If a compiler computes a term again for each digit, digits of different copies may not fit
+    together. A `wide` sum has a single digit of 64 bits, which takes up to five times as long.
     """
 
     exponent: int
     divisor: float = 1.0
+    wide: bool = False
     title: ClassVar = "exact sum"
 
     def count(self, shape: Sequence[int]) -> int:
@@ -89,7 +105,10 @@ class ExactSums(Named):
 
     def __call__(self, terms: jax.Array) -> jax.Array:
         def exact_sums(terms: jax.Array) -> jax.Array:
-            total = total_of_digits(terms, self.exponent, self.count(terms.shape), self.added)
+            count, precision = self.count(terms.shape), None
+            if self.wide:
+                precision = bits_of_a_digit(count, np.dtype(np.float64))
+            total = total_of_digits(terms, self.exponent, count, self.added, precision)
             return lax.convert_element_type(total / self.divisor, terms.dtype)
 
         exact_sums.__name__ = self.name
@@ -128,13 +147,16 @@ def total_of_digits(
     exponent: int,
     count: int,
     added: Callable[[Sequence[jax.Array]], Sequence[jax.Array]],
+    precision: int | None = None,
 ) -> jax.Array:
     """Returns sums of up to `count` terms in [-2^exponent, 2^exponent], in float64.
 
     Sums of digits are exact. Adding these sums in float64 has an error of a few units in the last
-    place of the largest one.
+    place of the largest one. With a precision, terms are converted to float64 before.
     """
-    digits, bits = digits_of(terms, count, exponent)
+    if precision is not None:
+        terms = lax.convert_element_type(terms, jnp.float64)
+    digits, bits = digits_of(terms, count, exponent, precision)
     total: Any = 0.0
     for digit_sum in reversed(added(digits)):
         total = (total + lax.convert_element_type(digit_sum, jnp.float64)) * 2.0**-bits
@@ -167,7 +189,8 @@ def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
             final = final + nearest(largest, rounding.unit(x.dtype))
         return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
-    found = kind.of_floats(_on_the_grid(x, kind, most_off(x, count, kind.exponent)), sums_of)
+    off = most_off(x, count, kind.exponent, wide=kind.wide)
+    found = kind.of_floats(_on_the_grid(x, kind, off), sums_of)
     return dataclasses.replace(found, off=None)
 
 
@@ -192,7 +215,7 @@ def _on_the_grid(x: Abstract, kind: ExactSums, off: float) -> Abstract:
     )  # fmt: skip
 
 
-def most_off(x: Abstract, count: int, exponent: int) -> float:
+def most_off(x: Abstract, count: int, exponent: int, *, wide: bool = False) -> float:
     """Returns the largest distance of a term from its rounded value, in a sum of `count` terms.
 
     Raises:
@@ -206,12 +229,31 @@ def most_off(x: Abstract, count: int, exponent: int) -> float:
         raise RefusalError(
             "the product of the public factors in an exact sum may overflow: rescale the records"
         )
+    dtype = np.dtype(np.float64) if wide else x.dtype
+    bits = bits_of_a_digit(count, dtype)
+    step = 2.0 ** (exponent - bits * (1 if wide else digits_in(bits, dtype)))
+    if wide:
+        return step / 2
+    # If two floats differ by a fraction of the last digit that no float near the last digit can
+    # differ by, they are so small that all of their digits are 0.
+    differ = x.apart * 2.0 ** (float_limits(x.dtype).nmant + 4) > step
+    return step / 2 + (_mismatch(x, exponent, bits) if differ else 0.0)
+
+
+def _mismatch(x: Abstract, exponent: int, bits: int) -> float:
+    """Bounds the error if each digit of a term is computed from another copy of the term."""
+    return x.apart + 2 * 2.0 ** (exponent - bits)
+
+
+def needs_width(x: Abstract, axes: Sequence[int], exponent: int, count: int) -> bool:
+    """Whether copies of terms that differ would matter in a sum over axes."""
+    if x.dtype != np.float32 or not x.apart:
+        return False
+    by_record = x.axis in axes and x.others.is_zero
+    one = math.prod(x.shape[k] for k in axes if not (by_record and k == x.axis))
+    moving = min(one, as_dense(x).others.count)
     bits = bits_of_a_digit(count, x.dtype)
-    length = bits * math.ceil((float_limits(x.dtype).nmant + 2) / bits)
-    off = 2.0 ** (exponent - length - 1)
-    if x.apart:
-        off += x.apart + 2 * 2.0 ** (exponent - bits)
-    return off
+    return moving * _mismatch(x, exponent, bits) > _MOST_MISMATCH * 2.0**exponent
 
 
 def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
@@ -238,12 +280,32 @@ def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | Non
     return _exponent(*_largest(x, axes), count, x)
 
 
-def planned_product(first: Abstract, second: Abstract, parameters: Any) -> ExactSum | None:
+def grid_of(x: Abstract, axes: Sequence[int], count: int) -> dict[str, Any] | None:
+    """Returns the exponent of an exact sum, and whether it is wide; None if floats are as good."""
+    exponent = exponent_of_range(x, axes, count)
+    if exponent is None:
+        return None
+    return {"exponent": exponent, "wide": needs_width(x, axes, exponent, count)}
+
+
+def planned_sum(x: Abstract, axes: Sequence[int], **_: Any) -> ExactSum | None:
+    """Returns the exact form of a sum over the records; None if floats are as accurate."""
+    axes = tuple(sorted(axes))
+    if not is_over_records(x, axes):
+        return None
+    grid = grid_of(x, axes, math.prod(x.shape[k] for k in axes))
+    return None if grid is None else ExactSum(**grid, axes=axes)
+
+
+def planned_product(
+    first: Abstract, second: Abstract, dimension_numbers: Any,
+    preferred_element_type: Any = None, **_: Any,
+) -> ExactSum | None:  # fmt: skip
     """Returns the exact sum of the products in a `dot_general` that sums over the records.
 
     The axes of the products are ordered: free axes of both operands, then the summed axes.
     """
-    (ca, cb), (ba, _) = parameters["dimension_numbers"]
+    (ca, cb), (ba, _) = dimension_numbers
     pairs = ((first, ca), (second, cb))
     free = [x.shape[k] for x, summed in pairs for k in range(len(x.shape)) if k not in summed]
     count = math.prod(first.shape[k] for k in ca)
@@ -253,7 +315,7 @@ def planned_product(first: Abstract, second: Abstract, parameters: Any) -> Exact
         return None
     if not worth_it(count, first.dtype):
         return None
-    dtypes = {first.dtype, second.dtype, parameters.get("preferred_element_type") or first.dtype}
+    dtypes = {first.dtype, second.dtype, preferred_element_type or first.dtype}
     if len(set(map(np.dtype, dtypes))) > 1 or ba or math.prod(free) > _MOST_PRODUCTS:
         raise RefusalError(
             "an exact sum of products needs one dtype, no batch, and at most "
@@ -265,7 +327,15 @@ def planned_product(first: Abstract, second: Abstract, parameters: Any) -> Exact
     exponent = _exponent(largest, least, count, first, second)
     if exponent is None:
         return None
-    return ExactSum(exponent, axes=tuple(range(len(free), len(free) + len(ca))))
+    # A product differs between copies by its own rounding, and by the differences of its factors.
+    apart = first.apart * largest_b + second.apart * largest_a + 8 * rounding.unit(first.dtype)
+    wide = any(
+        needs_width(dataclasses.replace(x, apart=apart), axes, exponent, count)
+        for x, axes in pairs
+        if not x.is_public
+    )
+    axes = tuple(range(len(free), len(free) + len(ca)))
+    return ExactSum(exponent, wide=wide, axes=axes)
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:

@@ -6,14 +6,14 @@ integers change by as much as its own integer, and each is rounded once.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
-from dpjax.proving._exact_sums import ExactSums, exponent_of_range, is_over_records
+from dpjax.proving._exact_sums import ExactSums, grid_of, is_over_records
 from dpjax.proving._reductions import SumsOf, cumulative_sum
 from dpjax.proving._value import Abstract
 from dpjax.proving._windows import pooled_sum
@@ -66,32 +66,25 @@ class ExactWindows(ExactSums):
         )  # fmt: skip
 
 
-def planned_cumulative(x: Abstract, parameters: Mapping[str, Any]) -> ExactCumulative | None:
+def planned_cumulative(x: Abstract, axis: int, reverse: bool, **_: Any) -> ExactCumulative | None:
     """Returns the exact form of a cumulative sum; None if floats are as accurate."""
-    axis = parameters["axis"]
     if not is_over_records(x, [axis]):
         return None
-    exponent = exponent_of_range(x, [axis], x.shape[axis])
-    if exponent is None:
+    if (grid := grid_of(x, [axis], x.shape[axis])) is None:
         return None
-    return ExactCumulative(exponent, axis=axis, reverse=bool(parameters["reverse"]))
+    return ExactCumulative(**grid, axis=axis, reverse=bool(reverse))
 
 
-def planned_windows(x: Abstract, parameters: Mapping[str, Any]) -> ExactWindows | None:
+def planned_windows(
+    x: Abstract, *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any,
+    window_dilation: Any, **_: Any,
+) -> ExactWindows | None:  # fmt: skip
     """Returns the exact form of sums over windows; None if floats are as accurate."""
-    sizes = tuple(map(int, parameters["window_dimensions"]))
+    of_integers = [window_dimensions, window_strides, base_dilation, window_dilation]
+    sizes, strides, gaps, dilation = (tuple(map(int, numbers)) for numbers in of_integers)
     wide = [k for k, size in enumerate(sizes) if size > 1]
-    if not is_over_records(x, wide):
+    if not is_over_records(x, wide) or (grid := grid_of(x, wide, math.prod(sizes))) is None:
         return None
-    exponent = exponent_of_range(x, wide, math.prod(sizes))
-    if exponent is None:
-        return None
-    others = (
-        tuple(map(int, parameters[f"{name}"]))
-        for name in ("window_strides", "base_dilation", "window_dilation")
-    )
-    strides, gaps, dilation = others
-    padding = tuple((int(a), int(b)) for a, b in parameters["padding"])
-    return ExactWindows(
-        exponent, sizes=sizes, strides=strides, padding=padding, gaps=gaps, dilation=dilation
-    )
+    pads = tuple((int(a), int(b)) for a, b in padding)
+    windows = {"sizes": sizes, "strides": strides, "padding": pads}
+    return ExactWindows(**grid, **windows, gaps=gaps, dilation=dilation)

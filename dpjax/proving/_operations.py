@@ -17,6 +17,9 @@ from dpjax.proving import _reductions as reductions
 from dpjax.proving import _slots as slots
 from dpjax.proving import _windows as windows
 from dpjax.proving._choices import compare, equal, less
+from dpjax.proving._exact_scatters import ExactScatter, planned_scatter
+from dpjax.proving._exact_sums import ExactSums, planned_product, planned_sum
+from dpjax.proving._exact_windows import planned_cumulative, planned_windows
 from dpjax.proving._pending import PRODUCT, Merging
 from dpjax.proving._slots import Rule as SlotRule
 from dpjax.proving._slots import Tightening, at_one_place
@@ -44,6 +47,8 @@ class Operation(NamedTuple):
             merging.
         tighter: computes a tighter bound on the result, under add-or-remove-one.
         narrow: whether the rule accepts floats of 16 bits.
+        exact: computes the exact form of a sum over records, or None. Its arguments are those of
+            the rule.
         cpu_only: whether the bound on its rounding is valid on CPUs only.
         remedy: what to do instead, for the error message if the operation is refused.
         instead: what to do instead, for `explain()` if the bound is much larger than the changes
@@ -55,6 +60,7 @@ class Operation(NamedTuple):
     merging: Merging = ANY
     tighter: Tightening | None = None
     narrow: bool = False
+    exact: Callable[..., ExactSums | ExactScatter | None] | None = None
     cpu_only: bool = False
     remedy: str = "write it in other operations"
     instead: str = "clip what each record adds to the sum, with jnp.clip or by its norm"
@@ -136,12 +142,13 @@ OPERATIONS: dict[str, Operation] = {
     "copy": Operation(layout.same, at_one_place, MOVES, narrow=True),
     "copy_p": Operation(layout.same, at_one_place, MOVES, narrow=True),
     # Sums, products, extrema, and sorts.
-    "reduce_sum": Operation(reductions.sum_over, slots.reduced, REDUCTION),
+    "reduce_sum": Operation(reductions.sum_over, slots.reduced, REDUCTION, exact=planned_sum),
     "reduce_max": Operation(partial(reductions.extremum_over, largest=True), slots.reduced, MOVES),
     "reduce_min": Operation(partial(reductions.extremum_over, largest=False), slots.reduced, MOVES),
     "reduce_or": Operation(partial(reductions.any_or_all, largest=True), slots.reduced),
     "reduce_and": Operation(partial(reductions.any_or_all, largest=False), slots.reduced),
-    "cumsum": Operation(reductions.cumulative_sum, slots.accumulated, MOVES),
+    "cumsum": Operation(reductions.cumulative_sum, slots.accumulated, MOVES,
+                        exact=planned_cumulative),
     "cumprod": Operation(reductions.cumulative_product, slots.accumulated),
     "cummax": Operation(partial(reductions.cumulative_extremum, largest=True), slots.accumulated,
                         MOVES),
@@ -152,10 +159,10 @@ OPERATIONS: dict[str, Operation] = {
     "argmin": Operation(reductions.place_of_extremum, slots.chosen, NEVER_UNDONE, remedy=_SCORES),
     "sort": Operation(reductions.sort, slots.ordered, MOVES),
     "dot_general": Operation(reductions.contract, slots.multiplied, CONTRACTION,
-                             slots.tight_products, narrow=True),
+                             slots.tight_products, narrow=True, exact=planned_product),
     "conv_general_dilated": Operation(windows.convolve, merging=CONTRACTION, cpu_only=True,
                                       remedy=_KERNEL),
-    "reduce_window_sum": Operation(windows.pooled_sum),
+    "reduce_window_sum": Operation(windows.pooled_sum, exact=planned_windows),
     "reduce_window_max": Operation(partial(windows.pooled_extremum, largest=True), merging=MOVES),
     "reduce_window_min": Operation(partial(windows.pooled_extremum, largest=False), merging=MOVES),
     # Rearrangements of entries.
@@ -174,8 +181,10 @@ OPERATIONS: dict[str, Operation] = {
     "iota": Operation(layout.iota, slots.numbered),
     # Gathers and scatters.
     "gather": Operation(places.gather, slots.gathered, _LOOKUP, slots.tight_lookup),
-    "scatter-add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
-    "scatter_add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
+    "scatter-add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums,
+                             exact=planned_scatter),
+    "scatter_add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums,
+                             exact=planned_scatter),
     "scatter-max": Operation(partial(places.scatter_extremum, largest=True), slots.scattered,
                              PLACES),
     "scatter-min": Operation(partial(places.scatter_extremum, largest=False), slots.scattered,

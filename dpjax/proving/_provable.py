@@ -5,6 +5,7 @@ wide range [-2^20, 2^20], only targets that clip their records have a useful bou
 targets, the range [0, 1] serves as an example.
 """
 
+import contextlib
 import functools
 import math
 from typing import cast, get_args
@@ -18,6 +19,7 @@ from dpjax._core._proof import Interval, Proof, RecordBounds
 from dpjax._core._values import Norm, Target
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import aval, equations
+from dpjax.proving._exact_programs import exact_steps
 from dpjax.proving._prove_sensitivity import ProvedNorm, own_bound, walked_bound
 
 # Larger programs are skipped, because their proofs would take longer than 50 ms.
@@ -26,9 +28,9 @@ _WIDE, _USEFUL = 2**20, 100
 
 
 def provable(target: Target, program: Program, norm: Norm, estimate: float) -> Proof | None:
-    """Returns a line that says which bound can be proved.
+    """Returns a line that says which bound can be proved, and a line for each exact sum.
 
-    The result is None if no bound can be proved, or if the program is large.
+    No bound is searched for if the program is large. The result is None if there is no line.
 
     This uses only the traced program, shapes and a sampled number, which are all public.
 
@@ -38,15 +40,12 @@ def provable(target: Target, program: Program, norm: Norm, estimate: float) -> P
         norm: the norm of the estimate.
         estimate: the sampled sensitivity. A bound that is much larger is not shown.
     """
-    if not isinstance(norm, str) or norm not in get_args(ProvedNorm):
-        return None
+    steps, line = exact_steps(program.jaxpr.jaxpr), None
     # The line is only additional information, so an error in the proof must not stop the sampling.
-    try:
-        known = cast(ProvedNorm, norm)
-        line = _line(target, program, known, estimate) if _is_small(program) else None
-    except Exception:
-        return None
-    return None if line is None else Proof((line,))
+    with contextlib.suppress(Exception):
+        if isinstance(norm, str) and norm in get_args(ProvedNorm) and _is_small(program):
+            line = _line(target, program, cast(ProvedNorm, norm), estimate)
+    return Proof(steps, summary=line or "") if steps or line else None
 
 
 def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -> str | None:

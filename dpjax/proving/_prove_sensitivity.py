@@ -1,5 +1,6 @@
 """`prove_sensitivity`: the global sensitivity of a target, proved from its traced program."""
 
+import contextlib
 import dataclasses
 import decimal
 import math
@@ -151,7 +152,7 @@ def prove_sensitivity(
     padded = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     public = _padded_bounds(bounds, specs) if padded else _bounds(bounds, specs)
     _refuse_rounded(target)
-    program = _traced(target, specs, public)
+    program = traced(target, specs, public)
     bound = own_bound(target, norm, specs, relation)
     proof = Proof((f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",))
     try:
@@ -213,7 +214,7 @@ def _smallest(
     if sums:
         exact = with_sums(public, sums)
         try:
-            other = _proved(_traced(target, specs, exact), specs, exact, norm, {})
+            other = _proved(traced(target, specs, exact), specs, exact, norm, {})
             if found is None or other.bound < found.bound:
                 found = other
         except RefusalError:
@@ -307,7 +308,7 @@ def _refuse_rounded(target: object) -> None:
         )
 
 
-def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
+def traced(target: Target, specs: Database, public: RecordBounds) -> Program:
     """Returns the program of the target composed with the clamp of its records."""
     program = Program.trace("target", public.enforced_on(target), specs)
     if not program.is_concrete:
@@ -315,6 +316,15 @@ def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
             "target closes over a traced value: call prove_sensitivity outside of jit and vmap"
         )
     return program
+
+
+@np.errstate(all="ignore")
+def visited(program: Program, specs: Database, public: RecordBounds) -> Walk:
+    """Returns a walk of the program, as far as it comes."""
+    jaxpr, walk = _after_the_clamp(program, specs, public), Walk()
+    with contextlib.suppress(RefusalError):
+        walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, _inputs(program, public)))
+    return walk
 
 
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
@@ -331,6 +341,14 @@ def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
     return [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
 
 
+def _usable(jaxpr: jex.Jaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """Returns the inputs of a walk: `inputs` are those of the clamped records.
+
+    Records before the clamp are unbounded, so the program may use them only through the clamp.
+    """
+    return [*[None] * (len(jaxpr.invars) - len(inputs)), *inputs]
+
+
 @np.errstate(all="ignore")
 def _walk(
     jaxpr: jex.Jaxpr,
@@ -344,10 +362,7 @@ def _walk(
     The last inputs of `jaxpr` are records within bounds.
     """
     walk = Walk(sums={} if sums is None else sums, tighter=tighter)
-    inputs = _inputs(program, public)
-    # Records before the clamp are unbounded, so the program may use them only through the clamp.
-    unusable = [None] * (len(jaxpr.invars) - len(inputs))
-    outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    outputs = walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, _inputs(program, public)))
     check_no_nan(jaxpr, outputs)
     return walk, outputs
 
@@ -364,8 +379,7 @@ def _padded_walk(
     """Returns a bound under add-or-remove-one, and its steps."""
     walk = PaddedWalk(sums=sums, tighter=tighter)
     inputs = inputs_of(_inputs(program, public), public)
-    unusable = [None] * (len(jaxpr.invars) - len(inputs))
-    outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    outputs = walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, inputs))
     check_no_nan(jaxpr, [x.value for x in outputs])
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))

@@ -10,7 +10,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
+from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts, source_line
 from dpjax.proving import _cells as cells
 from dpjax.proving import _choices as choices
 from dpjax.proving import _loops as loops
@@ -44,7 +44,9 @@ from dpjax.proving._value import (
     counted,
 )
 
-_LOOP = "sums inside of this operation stay sums of floats: sum outside of it"
+# The beginning and the end of refusals.
+_NO_PROOF, _SAMPLED = "no proof for ", ". Or sample it (dpjax.sample_sensitivity)"
+_INSIDE = "sums inside of this operation stay sums of floats: sum outside of it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Walk:
     # The float sums and variances over records that a release could compute exactly.
     sums: Sums = dataclasses.field(default_factory=dict)
     # Why other float sums over records cannot be exact.
-    inexact: dict[Path, RefusalError] = dataclasses.field(default_factory=dict)
+    inexact: dict[Path, str] = dataclasses.field(default_factory=dict)
     # Tighter facts about parts of a program, found by splitting the box of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
     # The cells of arrays (`_cells.py`).
@@ -164,8 +166,10 @@ class Walk:
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
             if stays_inexact(equation, refused=outputs is None):
-                inside = located(RefusalError(_LOOP), equation, place)
-                self.inexact[self.path] = refused.get(equation.outvars[0], inside)
+                refusal = refused.get(equation.outvars[0])
+                reason = refusal.args[0] if refusal else _INSIDE
+                reason = reason.removesuffix(_SAMPLED).removeprefix(_NO_PROOF)
+                self.inexact[self.path] = f"{name}{place}: {reason}"
             self.line = place
             walked = outputs[0] if outputs and not self.shown(outputs[0]).refusal else None
             try:
@@ -373,7 +377,7 @@ class Walk:
             if (exact := planned(equation, operands)) is not None:
                 with_sum(self.sums, self.path, exact)
         except RefusalError as refusal:
-            self.inexact[self.path] = located(refusal, equation, self.line)
+            self.inexact[self.path] = f"{equation.primitive.name}{self.line}: {refusal}"
         made = operation.rule(*operands, **equation.params)
         outputs = list[Abstract]()
         for found in made if isinstance(made, list) else [made]:
@@ -406,10 +410,7 @@ def located(refusal: RefusalError, equation: Equation, line: str) -> RefusalErro
     # Most reasons end with a remedy of their own.
     if ": " not in reason or remedy != Operation().remedy:
         reason = f"{reason}. Remedy: {remedy}"
-    text = (
-        f"no proof for {name}({', '.join(shapes)}){line}: {reason}. Or sample it"
-        " (dpjax.sample_sensitivity)"
-    )
+    text = f"{_NO_PROOF}{name}({', '.join(shapes)}){line}: {reason}{_SAMPLED}"
     return type(refusal)(text, "located")
 
 
@@ -431,15 +432,3 @@ def _check_type(expected: Any, found: Abstract) -> None:
             f"the rule returned {found.dtype}{list(found.shape)}, but the program has "
             f"{expected.dtype}{list(expected.shape)}"
         )
-
-
-def source_line(equation: Equation) -> str:
-    """Returns the user's line of an operation.
-
-    It is the innermost stack frame outside of JAX and dpjax.
-    """
-    traceback: Any = getattr(equation.source_info, "traceback", None)
-    for frame in getattr(traceback, "frames", ()):
-        if not any(f"/{name}/" in frame.file_name for name in ("jax", "dpjax", "jaxlib")):
-            return f" at {frame.file_name}:{frame.line_num}"
-    return ""

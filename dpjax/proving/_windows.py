@@ -154,10 +154,14 @@ class Windows:
         """The largest number of windows that contain one entry."""
         return max(map(len, self.at_once(self.strides)))
 
+    def are_few(self, shape: Sequence[int]) -> bool:
+        """Whether a walk can read each entry of each window."""
+        taps = math.prod(self.sizes)
+        return taps <= _MOST_TAPS and taps * math.prod(self.results(shape)) <= _MOST_READ
+
     def check(self, shape: Sequence[int]) -> None:
         """Refuses windows with too many entries for a walk that reads each of them."""
-        taps = math.prod(self.sizes)
-        if taps > _MOST_TAPS or taps * math.prod(self.results(shape)) > _MOST_READ:
+        if not self.are_few(shape):
             raise RefusalError(
                 "windows of this size have too many entries for a proof: use smaller windows"
             )
@@ -197,7 +201,7 @@ def pooled_sum(x: Abstract, sums_of: SumsOf = Sums.of, **parameters: Any) -> Abs
 
     def added(array: np.ndarray, pick: Any = np.maximum) -> np.ndarray:
         # If all entries have the same bounds, so have all windows, except those with padding.
-        if all(array.shape[k] == 1 for k in wide):
+        if all(array.shape[k] == 1 for k in wide) and not windows.are_few(x.shape):
             return count * (pick(array, 0.0) if windows.pads else array)
         windows.check(x.shape)
         return np.asarray(sum(part for _, part in windows.read(array, x.shape, 0.0)))

@@ -2,6 +2,7 @@
 
 from dpjax.sensitivity._sums import Summable
 from dpjax.targets._command_line import command_line
+from dpjax.targets._exact_sums import exact_sums
 from dpjax.targets._host import host
 from dpjax.targets._kernels import (
     kernel_density,
@@ -23,6 +24,7 @@ __all__ = [
     "bounded_mean",
     "command_line",
     "encode_text",
+    "exact_sums",
     "host",
     "kernel_density",
     "kernel_density_on_lattice",

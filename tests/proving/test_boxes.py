@@ -58,7 +58,7 @@ FUNCTIONS = {
 def _enclosure(target, specs, bounds):
     """The only part of a program that is a sum over records, its enclosure, and its bounds."""
     specs, public = proofs.public_bounds(specs, bounds)
-    program = proofs._traced(target, specs, public)
+    program = proofs.traced(target, specs, public)
     jaxpr = proofs._after_the_clamp(program, specs, public)
     with np.errstate(all="ignore"):
         found = boxes.enclosures(

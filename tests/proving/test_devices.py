@@ -171,7 +171,7 @@ PRODUCTS = {
     "a square": lambda x: jnp.square(x[0] * 2.0**70),
     "a power": lambda x: (x[0] * 2.0**65) ** 3,
     "a factor of a broadcast": lambda x: (x * 2.0**75) * jnp.broadcast_to(2.0**40 + x[0], (N,)),
-    "a sum of copies": lambda x: jnp.broadcast_to(x[0] * 2.0**60, (2**20,)).sum() * 2.0**39,
+    "a sum of copies": lambda x: jnp.broadcast_to(x[0] * 2.0**70, (2**8,)).sum() * 2.0**-50,
     "a denominator": lambda x: 1 / (x[0] + 2.0**-42) / 2.0**40 / (x[1] + 2.0**-42),
 }
 

@@ -1,6 +1,7 @@
 """Convolutions and pooling, on all pairs of records over three values a coordinate."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax import lax
 
 import dpjax
 from all_pairs import VALUES, bounds_of
-from dpjax.proving import Ball, NoProofError
+from dpjax.proving import Ball, NoProofError, _prove_sensitivity
 from dpjax.release import _privatize
 from random_programs import distance
 
@@ -203,3 +204,27 @@ def test_a_release_of_a_convolution_is_one_of_a_cpu(monkeypatch):
     )
     private(dpjax.random.seeded_key(0), jnp.zeros(RECORDS.shape))
     assert asked == [True]
+
+
+def test_large_windows_with_padding_contain_zeros():
+    """The first window of 1,000 records has 500 of them, and 500 zeros."""
+    spec = jax.ShapeDtypeStruct((100_000,), jnp.float32)
+    target = lambda x: lax.reduce_window(x, 0.0, lax.add, (1000,), (1,), "SAME")  # noqa: E731
+    public = _prove_sensitivity._bounds((1, 2), spec)
+    program = _prove_sensitivity.traced(target, spec, public)
+    jaxpr = _prove_sensitivity._after_the_clamp(program, spec, public)
+    (found,) = _prove_sensitivity._walk(jaxpr, program, public)[1]
+    assert found.low.min() <= 500 < 2000 <= found.high.max()
+    exact = dpjax.prove_sensitivity(target, spec, bounds=(1, 2), norm="l2")
+    assert math.sqrt(1000) <= exact.value <= math.sqrt(1000) * 1.01
+    assert "exact sums of windows" in exact.explain()
+
+
+def test_a_convolution_over_records_moves_by_the_norm_of_its_kernel():
+    spec = jax.ShapeDtypeStruct((50,), jnp.float32)
+    kernel = np.array([1, -3, 2, 0.5], np.float32)
+    target = lambda x: jnp.convolve(x, kernel)  # noqa: E731
+    for norm, order in (("l1", 1), ("l2", 2), ("linf", np.inf)):
+        found = dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm=norm)
+        length = np.linalg.norm(kernel, order)
+        assert length <= found.value <= length * 1.0001
