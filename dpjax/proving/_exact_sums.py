@@ -65,9 +65,11 @@ class Named:
     @classmethod
     def named(cls, name: str) -> Self | None:
         """Returns the program that a name encodes; None if the name encodes none."""
+        kind, _, fields = name.partition("_")
+        if kind != cls.__name__:
+            return None
         try:
-            fields = ast.literal_eval(bytes.fromhex(name.partition("_")[2]).decode())
-            found = cls(*fields)
+            found = cls(*ast.literal_eval(bytes.fromhex(fields).decode()))
         except (ValueError, TypeError, SyntaxError):
             return None
         return found if found.name == name else None

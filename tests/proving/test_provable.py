@@ -40,7 +40,7 @@ CASES = {
 
 def line_of(target, spec, norm="l1", estimate=0.1):
     found = provable(target, Program.trace("target", target, spec), norm, estimate)
-    return None if found is None else found.steps[0]
+    return None if found is None else found.summary
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -27,7 +27,7 @@ def gradient(d):
 
 def ridge(d):
     x, y = d
-    return jnp.linalg.solve(x.T @ x + jnp.eye(3), x.T @ y)
+    return jnp.linalg.solve(x.T @ x + jnp.eye(3, dtype=jnp.float32), x.T @ y)
 
 
 LABELED = Ball(1.0), (0, 1)
@@ -43,7 +43,7 @@ TARGETS = {
         ["exact sums of windows"],
     ),
     "by place": (
-        lambda x: jnp.zeros(3).at[jnp.round(x).astype(int) + 1].add(x), (-1, 1),
+        lambda x: jnp.zeros(3, jnp.float32).at[jnp.round(x).astype(int) + 1].add(x), (-1, 1),
         ["exact sums by place"],
     ),
     "descent": (
