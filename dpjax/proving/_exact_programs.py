@@ -37,28 +37,32 @@ class VarianceOf:
         kind: the exact variance.
         source: the index of the operation that computes the variable, or -k for input k counted
             from the end.
+        output: which of the results of this operation it is.
     """
 
     kind: ExactVariance
     source: int
+    output: int = 0
 
     @staticmethod
     def at(jaxpr: jex.Jaxpr, atom: Any, kind: ExactVariance | None) -> "VarianceOf | None":
-        """Returns the variance of a variable.
-
-        The result is None unless the variable is an input, or the first result of an operation.
-        """
+        """Returns the variance of a variable; None for a constant."""
         if kind is None:
             return None
         for k, variable in enumerate(reversed(jaxpr.invars)):
             if variable is atom:
                 return VarianceOf(kind, -1 - k)
-        made = [k for k, equation in enumerate(live(jaxpr)) if equation.outvars[0] is atom]
-        return VarianceOf(kind, made[0]) if made else None
+        for k, equation in enumerate(live(jaxpr)):
+            for output, variable in enumerate(equation.outvars):
+                if variable is atom:
+                    return VarianceOf(kind, k, output)
+        return None
 
     def variable(self, jaxpr: jex.Jaxpr, operations: Sequence[Equation]) -> jex.Var:
         """Returns the variable in the program `jaxpr`."""
-        return jaxpr.invars[self.source] if self.source < 0 else operations[self.source].outvars[0]
+        if self.source < 0:
+            return jaxpr.invars[self.source]
+        return operations[self.source].outvars[self.output]
 
 
 # What replaces an operation.
@@ -88,13 +92,20 @@ def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
     sums[path] = plan
 
 
-def stays_inexact(equation: Equation, *, refused: bool) -> bool:
-    """Whether an operation contains a float sum of many terms that no walk has seen."""
-    inside = [] if is_entered(equation) and not refused else equation.params.values()
-    many = [x for y in jex.jaxprs_in_params(dict(enumerate(inside))) for x in equations(y)]
+def stays_inexact(equation: Equation, *, refused: bool, seen: bool) -> bool:
+    """Whether an operation contains a float sum of many terms that will not be exact.
+
+    Args:
+        equation: the operation.
+        refused: whether the walk refused it.
+        seen: whether the walk has seen a sum in the inner program of the operation.
+    """
     if refused and (inner := called(equation)) is not None:
         return kind_of(equation, inner) is not None
-    return any(map(_has_many_terms, [equation, *many] if refused else many))
+    if not refused and is_entered(equation) and (seen or called(equation) is not None):
+        return False
+    inside = [x for y in jex.jaxprs_in_params(equation.params) for x in equations(y)]
+    return any(map(_has_many_terms, [equation, *inside] if refused else inside))
 
 
 def is_entered(equation: Equation) -> bool:

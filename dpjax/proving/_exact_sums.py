@@ -105,6 +105,9 @@ class ExactSums(Named):
         """Returns the abstract value of the same sums of floats with another rounding error."""
         raise NotImplementedError
 
+    def check(self, x: Abstract) -> None:
+        """Refuses terms for which XLA miscompiles these sums."""
+
     def __call__(self, terms: jax.Array) -> jax.Array:
         def exact_sums(terms: jax.Array) -> jax.Array:
             count, precision = self.count(terms.shape), None
@@ -191,6 +194,7 @@ def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
             final = final + nearest(largest, rounding.unit(x.dtype))
         return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
+    kind.check(x)
     off = most_off(x, count, kind.exponent, wide=kind.wide)
     found = kind.of_floats(_on_the_grid(x, kind, off), sums_of)
     return dataclasses.replace(found, off=None)
@@ -311,11 +315,9 @@ def planned_product(
     pairs = ((first, ca), (second, cb))
     free = [x.shape[k] for x, summed in pairs for k in range(len(x.shape)) if k not in summed]
     count = math.prod(first.shape[k] for k in ca)
-    over = [is_over_records(x, summed) for x, summed in pairs]
-    public = [x.is_public for x, _ in pairs]
-    if not all(a or b for a, b in zip(over, public, strict=True)) or all(public):
-        return None
-    if not worth_it(count, first.dtype):
+    by_record = [pair for pair in pairs if pair[0].axis is not None]
+    over = any(is_over_records(x, summed) for x, summed in by_record or pairs)
+    if not over or not worth_it(count, first.dtype):
         return None
     dtypes = {first.dtype, second.dtype, preferred_element_type or first.dtype}
     if len(set(map(np.dtype, dtypes))) > 1 or ba or math.prod(free) > _MOST_PRODUCTS:

@@ -1,10 +1,18 @@
 """Targets in which every sum over the records is exact, for sampled sensitivities."""
 
+import contextlib
+from typing import Any
+
+import jax.extend.core as jex
+
 from dpjax._core._proof import RecordBounds
 from dpjax._core._types import Database
 from dpjax._core._values import Target
+from dpjax._tracing._walks import Equation, called
 from dpjax.proving._exact_programs import with_sums
-from dpjax.proving._prove_sensitivity import traced, visited
+from dpjax.proving._prove_sensitivity import traced, visit
+from dpjax.proving._value import RefusalError
+from dpjax.proving._walk import Walk
 
 
 def exact_bounds(target: Target, specs: Database, public: RecordBounds) -> RecordBounds:
@@ -16,13 +24,28 @@ def exact_bounds(target: Target, specs: Database, public: RecordBounds) -> Recor
         ValueError: if a sum over the records has no public bound on its terms, or stays a sum of
             floats for another reason.
     """
-    walk = visited(traced(target, specs, public), specs, public)
-    exact = with_sums(public, walk.sums)
+    first, again = _Visit(), _Visit()
+    visit(first, traced(target, specs, public), specs, public)
+    exact = with_sums(public, first.sums)
     # In the exact program, terms are computed from exact sums, so they may have other ranges.
-    again = visited(traced(target, specs, exact), specs, exact) if walk.sums else walk
-    for reason in (*walk.inexact.values(), *again.inexact.values()):
+    visit(again, traced(target, specs, exact), specs, exact)
+    for reason in (*first.inexact.values(), *again.inexact.values()):
         raise ValueError(
             "target must have public bounds on the terms of each sum over the records, but it has "
             f"none for {reason}"
         )
+    if again.sums:
+        raise ValueError(f"target has sums over the records that cannot be exact: {again.sums}")
     return exact
+
+
+class _Visit(Walk):
+    """A walk that also visits functions with a lemma, because their sums may be exact, too."""
+
+    def outputs(self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Any]) -> list[Any]:
+        found, last = super().outputs(jaxpr, equation, operands), self.steps[-1:]
+        lemma = any(x.path == self.path and x.operation.startswith("lemma ") for x in last)
+        if lemma and self.path not in self.sums:
+            with contextlib.suppress(RefusalError):
+                self.inner_outputs(called(equation), operands)
+        return found

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from dpjax.proving._exact_sums import ExactSums, grid_of, is_over_records
-from dpjax.proving._reductions import SumsOf, cumulative_sum
+from dpjax.proving._reductions import SumsOf, check_cut, check_surrounded, cumulative_sum
 from dpjax.proving._value import Abstract
 from dpjax.proving._windows import pooled_sum
 
@@ -32,6 +32,10 @@ class ExactCumulative(ExactSums):
 
     def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return [lax.cumsum(x, self.axis, self.reverse) for x in digits]
+
+    def check(self, x: Abstract) -> None:
+        check_surrounded(x, [self.axis], 0.0)
+        check_cut(x)
 
     def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
         return cumulative_sum(x, self.axis, self.reverse, sums_of)
@@ -58,6 +62,10 @@ class ExactWindows(ExactSums):
             lax.reduce_window(x, zero, lax.add, *parameters)
             for x, zero in zip(digits, zeros, strict=True)
         ]
+
+    def check(self, x: Abstract) -> None:
+        check_surrounded(x, [k for k, size in enumerate(self.sizes) if size > 1], 0.0)
+        check_cut(x)
 
     def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
         return pooled_sum(

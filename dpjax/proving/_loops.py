@@ -81,6 +81,12 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
     return _smallest(ways if few else ways[:1])
 
 
+def added_one_by_one(parameters: Any, operands: Sequence[Abstract]) -> list[np.dtype]:
+    """Returns the dtypes of the sums in a loop that adds up records."""
+    loop = LongLoop(parameters, operands)
+    return [loop.start[k].dtype for k in loop.sums] if loop.by_record else []
+
+
 def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
     """Tries several ways to bound a loop, and returns the results with the smallest bound."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()

@@ -319,12 +319,11 @@ def traced(target: Target, specs: Database, public: RecordBounds) -> Program:
 
 
 @np.errstate(all="ignore")
-def visited(program: Program, specs: Database, public: RecordBounds) -> Walk:
-    """Returns a walk of the program, as far as it comes."""
-    jaxpr, walk = _after_the_clamp(program, specs, public), Walk()
+def visit(walk: Walk, program: Program, specs: Database, public: RecordBounds) -> None:
+    """Walks a program, as far as it has rules."""
+    jaxpr = _after_the_clamp(program, specs, public)
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, _inputs(program, public)))
-    return walk
 
 
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:

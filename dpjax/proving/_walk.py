@@ -27,6 +27,7 @@ from dpjax.proving._exact_programs import (
     value_of,
     with_sum,
 )
+from dpjax.proving._exact_sums import worth_it
 from dpjax.proving._operations import Operation, operation_of
 from dpjax.proving._patterns import Found, Program, improved, of_call
 from dpjax.proving._pending import carried
@@ -46,6 +47,7 @@ from dpjax.proving._value import (
 
 # The beginning and the end of refusals.
 _NO_PROOF, _SAMPLED = "no proof for ", ". Or sample it (dpjax.sample_sensitivity)"
+_ONE_BY_ONE = "it adds up records one by one: use jnp.sum or jnp.cumsum"
 _INSIDE = "sums inside of this operation stay sums of floats: sum outside of it"
 
 
@@ -165,7 +167,10 @@ class Walk:
                 # the program, and an overflow violates the assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
-            if stays_inexact(equation, refused=outputs is None):
+            seen = any(
+                path[: len(self.path)] == self.path for path in {**self.sums, **self.inexact}
+            )
+            if stays_inexact(equation, refused=outputs is None, seen=seen):
                 refusal = refused.get(equation.outvars[0])
                 reason = refusal.args[0] if refusal else _INSIDE
                 reason = reason.removesuffix(_SAMPLED).removeprefix(_NO_PROOF)
@@ -202,13 +207,15 @@ class Walk:
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """Returns the same values as `run`, without recording the steps and the exact sums."""
-        shown, path, line, sums = len(self.steps), self.path, self.line, self.sums
+        shown, path, line = len(self.steps), self.path, self.line
+        sums, inexact = self.sums, self.inexact
         try:
-            self.sums = {}
+            self.sums, self.inexact = {}, {}
             return self.run(jaxpr, consts, inputs)
         finally:
             del self.steps[shown:]
-            self.path, self.line, self.sums = path, line, sums
+            self.path, self.line = path, line
+            self.sums, self.inexact = sums, inexact
 
     def known(self, array: object) -> Any:
         """Returns the abstract value of a constant."""
@@ -370,6 +377,9 @@ class Walk:
             )
         if equation.primitive.name == "scan":
             operands = [dataclasses.replace(x, answers=frozenset()) for x in operands]
+            sums = loops.added_one_by_one(equation.params, operands)
+            if any(worth_it(equation.params["length"], dtype) for dtype in sums):
+                self.inexact[self.path] = f"scan{self.line}: {_ONE_BY_ONE}"
             return loops.looped(self.run, self.tried, equation.params, operands)
         if operation.rule is None:
             raise RefusalError("this operation is not supported in proofs")

@@ -38,13 +38,12 @@ def exact_sums(target: Target, *, bounds: PyTree) -> Callable[[Database], Value]
     Raises:
         TypeError: if target is not a function, or bounds are of the wrong type.
         ValueError: if a sum over the records cannot be exact, with its line: no bound on its terms
-            follows from `bounds`, columns have very different ranges, or it is inside of a `while`
-            loop or a branch.
+            follows from `bounds`, columns have very different ranges, a `while` loop or a branch
+            contains the sum, or a loop adds up records one by one.
 
     Formal guarantees:
         No sensitivity is known. The exact sums have the same bits in any order of the records, on
-        CPUs and GPUs, alone and under `vmap`, if the terms have the same bits. Loops that add
-        records one by one stay loops over floats.
+        CPUs and GPUs, alone and under `vmap`, if the terms have the same bits.
 
     Source:
         docs/proofs/global-sensitivity.md, "Exact sums".

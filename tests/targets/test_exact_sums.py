@@ -151,6 +151,10 @@ REFUSED = {
         lambda x: lax.cond(x[0] > 0, jnp.sum, lambda x: -jnp.sum(x), x),
         "none for cond at .*sums inside of this operation",
     ),
+    "one by one": (
+        lambda x: lax.scan(lambda c, r: (c + r, None), jnp.float32(0), x)[0],
+        "none for scan at .*adds up records one by one",
+    ),
     "columns of unlike ranges": (
         lambda x: (x[:, None] * np.array([1, 1e6], np.float32)).sum(0),
         "times as large as those of another column",
@@ -169,6 +173,27 @@ def test_sums_without_bounds_are_refused_with_their_line(name):
     with pytest.raises(ValueError, match=said) as caught:
         jax.eval_shape(exact, jax.ShapeDtypeStruct((N,), jnp.float32))
     assert "sample it" not in str(caught.value)
+
+
+# Their rules or lemmas need no walk of the sums inside of them.
+WITH_A_LEMMA = {
+    "logsumexp": jax.nn.logsumexp,
+    "variance of sorted numbers": lambda x: jnp.var(jnp.sort(x)),
+    "variance of a second result": lambda x: jnp.var(lax.sort((x, x**2), num_keys=1)[1]),
+    "weighted mean": lambda x: jnp.average(x, weights=x + 2),
+    "softmax": lambda x: (jax.nn.softmax(x) * x).sum(),
+    "correlation": lambda x: jnp.corrcoef(x, x**2 + x)[0, 1],
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_LEMMA)
+def test_sums_inside_of_functions_with_a_lemma_are_exact(name):
+    target, rng = WITH_A_LEMMA[name], np.random.default_rng(0)
+    x = rng.uniform(-1, 1, N).astype(np.float32)
+    run = jax.jit(exact_sums(target, bounds=(-1, 1)))
+    values = {np.asarray(run(y)).tobytes() for y in (x, x[::-1], rng.permutation(x), np.sort(x))}
+    assert len(values) == 1
+    assert float(run(x)) == pytest.approx(float(target(x)), rel=1e-4)
 
 
 def test_sums_of_few_terms_stay_as_they_are():
