@@ -204,6 +204,23 @@ STEPS = {
     "minus the mean of a group": lambda v: v - shares(v)[1] @ shares(v)[0],
     "residuals": lambda v: v - v[:, :1] * (v[:, :1] * v).sum(0) / ((v[:, 0] ** 2).sum() + 0.5),
     "attention": lambda v: jax.nn.softmax(v @ v.T, axis=1) @ v,
+    "windows with steps": lambda v: (
+        v
+        + jnp.repeat(
+            lax.reduce_window(v, np.zeros((), v.dtype), lax.add, (3, 1), (2, 1), ((1, 0), (0, 0))),
+            2,
+            axis=0,
+        )
+    ),
+    "windows of rows and columns": lambda v: lax.reduce_window(
+        v, np.zeros((), v.dtype), lax.add, (2, 2), (1, 1), "SAME", (1, 1), (2, 1)
+    ),
+    "sums in steps": lambda v: (
+        v
+        - lax.scan(
+            lambda c, t: (0.5 * c + (v * t - c).sum(0) / N, None), v[0], LEVELS.astype(v.dtype)
+        )[0]
+    ),
 }
 ENDS = {
     "logsumexp": lambda v: jax.nn.logsumexp(jnp.clip(v, -4, 4), axis=0),
@@ -267,6 +284,10 @@ ENDS = {
     "auc": lambda v: (v[:, None, 0] > v[None, :, 1]).mean(),
     "highest cumulative": lambda v: jnp.cumsum(v, axis=0).max(0),
     "autocorrelation": lambda v: (v[1:] * v[:-1]).sum(0) / ((v * v).sum(0) + 0.5),
+    "last cumulative sums": lambda v: jnp.cumsum(v, axis=0)[-1],
+    "sums of blocks": lambda v: lax.reduce_window(
+        v, np.zeros((), v.dtype), lax.add, (N // 2, DIMS), (N // 2, DIMS), "VALID"
+    ),
     "sums of nearest": lambda v: jax.ops.segment_sum(v, nearest(v), 2),
 }  # fmt: skip
 NORMS = ("l1", "l2", "linf")

@@ -153,9 +153,10 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
     """
     name = str(equation.params.get("name"))
     kind = next((x for kind in _KINDS if (x := kind.named(name)) is not None), None)
+    if kind is None or len(equation.invars) != (3 if isinstance(kind, ExactScatter) else 1):
+        return None
     xs = [(aval(x).shape, np.dtype(aval(x).dtype)) for x in equation.invars]
-    count = 3 if isinstance(kind, ExactScatter) else 1
-    if kind is None or len(xs) != count or xs[-1][1] not in FLOATS:
+    if xs[-1][1] not in FLOATS:
         return None
     return kind if digest(inner) == _digest(kind, *xs) else None
 

@@ -10,6 +10,7 @@ import pytest
 import dpjax
 import random_graphs as graphs
 import random_programs as programs
+from dpjax.proving import _exact_sums
 from white_box import check_every_step
 
 # `make nightly` takes another seed every day.
@@ -99,6 +100,28 @@ def attack_steps(seed, count, dtype):
     return proved
 
 
+@pytest.fixture
+def always_exact(monkeypatch):
+    """Sums of few terms are exact, too, and half of them wide."""
+    monkeypatch.setattr(_exact_sums, "_WORTH_IT", 0.0)
+    monkeypatch.setattr(_exact_sums, "_MOST_UNLIKE", np.inf)
+    choices = np.random.default_rng(SEED)
+    monkeypatch.setattr(_exact_sums, "needs_width", lambda *_: bool(choices.random() < 0.5))
+
+
+def test_exact_sums_in_random_programs_stay_within_their_bounds(always_exact):
+    assert attack_steps(5, 6, np.float32) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
+def test_exact_sums_in_many_random_programs_stay_within_their_bounds(x64, always_exact):
+    with jax.enable_x64(x64):
+        dtype = np.float64 if x64 else np.float32
+        assert attack_steps(SEED, COUNT // 4, dtype) >= 0.07 * COUNT
+        assert attack(SEED, COUNT // 4, dtype) >= 0.07 * COUNT
+
+
 def test_random_programs_stay_within_their_bounds():
     assert attack(0, 8, np.float32) >= 5
 
@@ -108,7 +131,7 @@ def test_random_graphs_stay_within_their_bounds():
 
 
 def test_every_step_of_random_programs_stays_within_its_bounds():
-    assert attack_steps(0, 4, np.float32) >= 2
+    assert attack_steps(0, 6, np.float32) >= 2
 
 
 def test_every_word_is_a_program():
