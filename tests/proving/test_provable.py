@@ -79,7 +79,7 @@ def test_a_target_with_its_own_proof_says_so():
 
 def test_a_defect_in_a_proof_ends_no_sampling(monkeypatch):
     def broken(*arguments):
-        raise ZeroDivisionError
+        raise AssertionError("a defect of a proof")
 
     monkeypatch.setattr(_provable, "_walked", broken)
     assert line_of(jnp.mean, NUMBERS) is None
