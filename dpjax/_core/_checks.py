@@ -25,13 +25,16 @@ Number = TypeVar("Number", float, jax.Array, Scalar)
 class _Brief(reprlib.Repr):
     """Abbreviates values in error messages.
 
-    Arrays may be private, so only their dtype and shape are shown.
+    Arrays and tables may be private, so only dtypes and shapes of arrays, and types of tables, are
+    shown.
     """
 
     def repr_instance(self, x: Any, level: int) -> str:
         array = hasattr(x, "dtype") and hasattr(x, "shape")
         if array and (x.shape != () or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)):
             return f"{x.dtype}{list(x.shape)}"
+        if hasattr(type(x), "columns") or type(x).__module__.partition(".")[0] == "pyarrow":
+            return f"a {type(x).__name__}"
         return super().repr_instance(x, level)
 
 

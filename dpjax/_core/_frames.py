@@ -76,9 +76,12 @@ def table_of_columns(name: str, table: PyTree) -> dict[str, Any]:
     found = as_table(table)
     found = table if found is None else found
     if not isinstance(found, Mapping) or not found or not all(isinstance(x, str) for x in found):
+        # Entries are private, so the error shows names of columns or types alone.
+        named = isinstance(found, Mapping)
+        got = f"the columns {_checks.shown(list(found))}" if named else _checks.described(table)
         raise TypeError(
             f"{name} must be a table whose columns have strings as names, or a dict of columns, got"
-            f" {_checks.shown(table)}"
+            f" {got}" + (": rename its columns" if named and found else "")
         )
     return dict(found)
 

@@ -46,6 +46,7 @@ _ASKED_FOR_VALUES = (
 _OTHER_WAYS = {
     "target": ", or hand over code of NumPy by dpjax.targets.host",
     "oracle": ", and draw with jax.random instead of numpy.random",
+    "where": ", and combine conditions by & and | instead of `and`, `or` and `in`",
 }
 
 

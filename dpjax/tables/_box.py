@@ -64,5 +64,7 @@ class Box:
 
 def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame, *, in_ball: bool = False) -> Box:
     """Returns the box of some columns, each with its own bounds."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, such as [{columns!r}], got {columns!r}")
     lower, upper = np.array([bounds_of(name, bounds, frame) for name in columns]).T
     return Box(tuple(columns), lower, upper, in_ball)

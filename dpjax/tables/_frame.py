@@ -179,7 +179,8 @@ def _length(name: str, leaf: Any) -> int:
         return leaf.shape[0] if is_column(leaf) else len(leaf)
     except TypeError as error:
         raise TypeError(
-            f"column {name!r} must be an array or a column of a table, got {_checks.shown(leaf)}"
+            f"column {name!r} must be an array or a column of a table, got"
+            f" {_checks.described(leaf)}"
         ) from error
 
 

@@ -15,7 +15,7 @@ from dpjax._core._moments import Moments
 from dpjax._core._records import exact_records
 from dpjax._core._types import Database, PyTree
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import Program, evaluate_alone
+from dpjax._tracing._programs import Program, evaluate_alone, needs_no_values
 from dpjax.queries._counts import of_each_record
 from dpjax.tables._frame import Column, Frame
 
@@ -80,7 +80,7 @@ class _Moment(_Entry):
 
 @jax.tree_util.register_pytree_node_class
 class _Whole(_Entry):
-    """A 64-bit integer in a row, which may be missing.
+    """A 64-bit integer in a row, which may be missing or unsigned.
 
     As a float, in which a missing number is NaN, it would be rounded beyond 2^53. So comparisons
     with integers use the integer itself.
@@ -126,9 +126,12 @@ class _Whole(_Entry):
 
 def _entries(column: Column) -> PyTree:
     """Returns the entries of a column in the form that `_of_row` accepts."""
-    found = column.with_gaps()
-    wide = isinstance(found, Numbers) and found.of_dtype.itemsize == 8
-    return (Numbers.of(column.entries), column.known) if wide else found
+    found, dtype = column.with_gaps(), column.entries.dtype
+    wide = isinstance(found, Numbers) and dtype.itemsize == 8
+    # JAX would convert a negative number to the dtype of unsigned integers, where it wraps around.
+    if wide or (dtype == np.uint64 and not column.is_text):
+        return Numbers.of(column.entries), column.known
+    return Numbers.of(column.entries) if dtype == np.uint32 and not column.is_text else found
 
 
 def _of_row(frame: Frame, name: str, entry: PyTree) -> PyTree:
@@ -195,7 +198,7 @@ def _columns_of(predicate: Where, frame: Frame) -> list[str]:
     if any(map(_checks.is_traced, jax.tree.leaves(dict(frame.columns)))):
         for name in frame.columns:
             frame[name]  # Converts a simulated column outside of the trace below.
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), needs_no_values("where"):
         jax.eval_shape(lambda: predicate(asked))  # pyright: ignore[reportArgumentType]
     if not asked.names:
         raise ValueError("where must depend on a column of the row, but it uses no column")

@@ -22,7 +22,7 @@ TABLES = {
     "arrow": pa.table({"id": pa.array(EVEN, pa.uint64())}),
 }
 COMPARISONS = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    name: getattr(operator, name) for name in ("eq", "ne", "gt", "le")
 }  # Of NumPy, all are false for NaN but `ne`.
 
 
@@ -49,8 +49,61 @@ def test_a_large_integer_is_a_number_for_all_functions():
     assert rows(table, lambda row: row["id"] / 2 > BIG / 2 + 0.5) == 2
     assert rows(table, lambda row: row["id"].astype(float) - BIG < 1) == 2
     assert rows(table, lambda row: jax.jit(jnp.isnan)(row["id"])) == 1
-    with pytest.raises(jax.errors.TracerBoolConversionError):
-        rows(table, lambda row: row["id"] and row["id"] > 0)
+
+
+def test_unsigned_integers_compare_with_negative_numbers():
+    """JAX would convert -1 to the largest unsigned integer. All are compared as in Python."""
+    numbers = [0, 5, 2**31 + 5]
+    for dtype in ("uint32", "uint64"):
+        known = [*numbers, 2**63 + 5] if dtype == "uint64" else numbers
+        table = {"x": np.array(known, dtype)}
+        for public in (-1, 2**63 + 5 if dtype == "uint64" else 5):
+            for name in ("eq", "gt"):
+                compare = COMPARISONS[name]
+                predicate = functools.partial(lambda compare, y, row: compare(row["x"], y), compare)
+                found = rows(table, functools.partial(predicate, public))
+                assert found == sum(compare(x, public) for x in known), (dtype, name, public)
+
+
+@pytest.mark.parametrize(
+    "predicate",
+    [
+        lambda row: row["id"] > 0 and row["id"] < 9,
+        lambda row: row["id"] and row["id"] > 0,
+        lambda row: row["ward"] in ("A", "B"),
+        lambda row: row["day"] and row["id"] > 0,
+    ],
+    ids=["and", "a number", "in", "a date"],
+)
+def test_a_predicate_that_python_would_decide_is_refused(predicate):
+    """Otherwise `row["day"] and other` would be `other`."""
+    day = datetime.date(2020, 1, 1)
+    frame = pl.DataFrame({"id": [1, None], "ward": ["A", "B"], "day": [day, None]})
+    with pytest.raises(TypeError, match=r"where must be JAX code.* conditions by & and \|"):
+        rows(frame, predicate)
+
+
+def test_errors_about_a_table_show_no_entries():
+    secret = 731.25
+    frame = pd.DataFrame([[secret, 1.0]])
+    columns = pd.MultiIndex.from_tuples([("a", "b"), ("a", "c")])
+    for bad in (
+        frame,
+        frame.set_axis(columns, axis=1),
+        [{"x": secret}],
+        [frame],
+        {"x": secret},
+        frame[0],
+        pa.array([secret]),
+    ):
+        with pytest.raises(TypeError) as refused:
+            dpjax.PrivateTable(bad, most_rows=8)
+        assert str(secret) not in str(refused.value), str(refused.value)
+    with pytest.raises(TypeError, match=r"got the columns \[0, 1\]: rename its columns"):
+        dpjax.PrivateTable(frame, most_rows=8)
+    table = dpjax.PrivateTable({"x": np.ones(2)}, most_rows=8)
+    with pytest.raises(TypeError, match=r"columns must be a list of names, such as \['x'\]"):
+        table.covariance("x", bounds={"x": (0, 1)}, epsilon=1.0)
 
 
 def test_a_category_of_arrow_is_its_text_or_number():
