@@ -76,7 +76,8 @@ def people_of(
 def check_of_people(people: People | None, statistic: str) -> None:
     """Refuses a statistic without a known bound on the effect of a person with several rows."""
     if people is not None and statistic not in _OF_PEOPLE:
+        instead = "give public keys" if "keys" in statistic else "use a table without person="
         raise ValueError(
             f"{statistic} is not supported for a table with person=, because no bound is known "
-            "on how much all rows of a person change it: use a table without person="
+            f"on how much all rows of a person change it: {instead}"
         )
