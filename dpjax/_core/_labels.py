@@ -19,6 +19,8 @@ Axis: TypeAlias = tuple[str, tuple[Any, ...]]
 _CONFIDENCE = 0.95
 _MOST_ROWS = 60  # The largest number of rows in an HTML table.
 _NUMBERS = ("value", "low", "high")
+# In a statistic's name, the text after these words is the range that its release has found.
+FOUND = ", found in "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Labels:
     groups: tuple[Axis, ...] = ()
     axes: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
     moments: str = ""
+
+    @property
+    def found(self) -> str:
+        """The range of the column that the release has found; "" if its bounds are public."""
+        return self.statistic.partition(FOUND)[2]
 
     def axes_of(self, part: str, ndim: int) -> list[Axis | None]:
         """Returns the name and labels of each axis of an array; None for an axis without labels."""

@@ -21,7 +21,7 @@ from dpjax._core._guarantee import (
     SampledEvent,
     concrete,
 )
-from dpjax._core._labels import Labels, drawn, frame_of, html_of, rows_of, titles_of
+from dpjax._core._labels import FOUND, Labels, drawn, frame_of, html_of, rows_of, titles_of
 from dpjax._core._moments import Moments
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._training_record import TrainingRecord, card_of
@@ -105,7 +105,7 @@ def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
     # Printed numbers are rounded to multiples of `step`, so the printed error is larger by half a
     # step.
     exact = step == 0 or bool(np.all(np.round(center / step) * step == center))
-    sign = "±" if np.all(np.maximum(below, above) > 0.9 * reach) else "± up to"
+    sign = "±" if np.all(np.maximum(below, above) >= 0.9 * reach) else "± up to"
     return f"{shown} {sign} {_rounded(reach + (0 if exact else step / 2), step, math.ceil)}"
 
 
@@ -602,4 +602,6 @@ class Release:
         return cls(*restored(saved))
 
     def __repr__(self) -> str:
-        return f"Release({described(self.value, self.accuracy, self.labels)}, {self.guarantee!r})"
+        found = FOUND + self.labels.found if self.labels and self.labels.found else ""
+        value = described(self.value, self.accuracy, self.labels)
+        return f"Release({value}{found}, {self.guarantee!r})"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpjax._core._labels import Axis, Labels
+from dpjax._core._labels import FOUND, Axis, Labels
 from dpjax._core._open_ledgers import Account, simulation, told
 from dpjax._core._records import PaddedRecords, Parts
 from dpjax._core._types import Key, PyTree
@@ -202,7 +202,7 @@ class AskedTable:
             return release
         together = compose(before.guarantee, release.guarantee)
         low, high = release.labels.texts(np.asarray(before.value, np.float64))
-        words = f"{release.labels.statistic}, found in [{low}, {high}]"
+        words = f"{release.labels.statistic}{FOUND}[{low}, {high}]"
         labels = dataclasses.replace(release.labels, statistic=words)
         return dataclasses.replace(release, guarantee=together, labels=labels)
 

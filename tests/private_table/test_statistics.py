@@ -189,10 +189,11 @@ def test_a_bucket_of_larger_numbers_needs_a_larger_count():
 def test_a_range_that_is_found_is_paid_for(table, tmp_path):
     median = table.quantiles("x", 0.5, bounds=None, epsilon=4.0, key=KEY)
     assert median.guarantee.epsilon == 4
-    assert "found in" in median.labels.statistic
+    assert f", found in {median.labels.found}, (epsilon=4," in repr(median)
     release = table.mean("x", bounds=None, epsilon=4.0, key=KEY)
     assert release.guarantee.epsilon == 4
-    assert "in [16, 128]" in release.labels.statistic
+    assert release.labels.found == "[16, 128]"
+    assert ", found in [16, 128], (epsilon=4," in repr(release)
     inside(release, X.mean())
     with dpjax.Ledger(tmp_path / "range.db", epsilon=10) as ledger:
         asked = dpjax.PrivateTable(FRAME, most_rows=SLOTS, ledger=ledger)
