@@ -32,9 +32,8 @@ from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
-# Parameters of the numerical integral over the noise of the threshold in `log_prob`: the
-# integration range in scales on either side; the number of panels, which are narrower near 0; and
-# the number of Gauss-Legendre nodes in a panel.
+# `log_prob` integrates numerically over the noise of the threshold: from -24 to 24 scales, in 48
+# panels that are narrower near 0, with 4 Gauss-Legendre nodes in each.
 _REACH, _PANELS, _NODES = 24.0, 48, 4
 
 
@@ -101,13 +100,13 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         check_one_array(value, "queries' answers, shape (K,)")
 
     def _before_noise(self, value: Value) -> PyTree:
-        # Only the shape and dtype of the result are used, to calibrate the noise. The draw rounds
-        # the original integers to the grid, without this cast.
+        # The cast serves only to calibrate the noise, which depends on the shape and the dtype. The
+        # draw rounds the original integers to the grid.
         return value.astype(jnp.result_type(float))
 
     @property
     def _charged(self) -> int:
-        """Returns how many sensitivities c positive answers cost: 2c, or c if monotone."""
+        """Returns the factor of Delta in the scale of the queries' noise: 2c, or c if monotone."""
         return self.positives * (1 if self.monotone else 2)
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -187,7 +186,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
 
         Returns:
             The next state, and whether the query is above the threshold. The answer is always False
-            after `positives` positive answers, or if a traced parameter was bad.
+            after `positives` positive answers, or if a traced parameter is invalid.
 
         Raises:
             TypeError: if the query is not a real number.
@@ -289,11 +288,12 @@ def above_threshold(
 ) -> AboveThreshold:
     """The sparse vector technique: finds the first c queries above a threshold.
 
-    The mechanism tests q_i + nu_i >= T + rho for one query after the other, until c queries were
-    above. The noise rho is drawn once, and nu_i is drawn for every query. Queries below the
-    threshold cost nothing, however many there are. The Laplace noises rho and nu_i have scales
-    Delta / epsilon_1 and 2 c Delta / epsilon_2. The split epsilon_2 = (2c)^(2/3) epsilon_1
-    minimizes the variance of nu_i - rho. For monotone queries, c replaces 2c.
+    Let T be the threshold and q_i the i-th query. The mechanism tests q_i + nu_i >= T + rho for one
+    query after the other, until c tests were true. The noise rho is drawn once, and nu_i is drawn
+    for every query. Queries below the threshold cost nothing, however many there are. The Laplace
+    noises rho and nu_i have scales Delta / epsilon_1 and 2 c Delta / epsilon_2, with epsilon_1 +
+    epsilon_2 = epsilon. The split epsilon_2 = (2c)^(2/3) epsilon_1 minimizes the variance of nu_i -
+    rho. For monotone queries, c replaces 2c.
 
     The release contains only the positions of the queries. To release the values of these c
     queries, too, spend another epsilon: `dpjax.laplace(c * Delta, other)` on
@@ -395,5 +395,5 @@ def _threshold_rule() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _selected_sum(selected: jax.Array, terms: jax.Array) -> jax.Array:
-    """Returns the sum of the selected rows. A matrix product needs less memory in a batch."""
+    """Returns the sum of the selected rows, as a matrix product to save memory in a batch."""
     return jnp.dot(selected.astype(terms.dtype), terms, precision="highest")

@@ -58,7 +58,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     def _calibration(self, arrays: PyTree) -> Calibration:
         size = sum(leaf.size for leaf in jax.tree.leaves(arrays))
         if self.dims is not None and size != self.dims:
-            raise ValueError(f"value must have {self.dims} coordinates, as dims says, got {size}")
+            raise ValueError(f"value must have dims={self.dims} coordinates, got {size}")
         return super()._calibration(arrays)
 
     @property
@@ -163,8 +163,8 @@ def additive(
         dims = _checks.integer("dims", dims, least=1)
     if norm == "hamming":
         raise ValueError(
-            "norm must be homogeneous, |c x| = |c| |x|, because otherwise the scale of the noise"
-            ' would not cover the rounding to a grid, got "hamming"'
+            'norm must be homogeneous, |c x| = |c| |x|, got "hamming": in other norms, the scale of'
+            " the noise would not cover the rounding to a grid"
         )
     if norm == "range":
         raise ValueError(
@@ -421,8 +421,8 @@ def _in_float64(unit: object) -> float:
         raise TypeError("multiplier closes over a traced value: make the mechanism outside of jit")
     if dtype != np.float64:
         raise TypeError(
-            f"multiplier must return float64 for float64 parameters, got {dtype}: remove the "
-            "cast, or the array of another dtype, that reduces the precision of its result"
+            f"multiplier must return float64 for float64 parameters, got {dtype}: find the cast or"
+            " the array that reduces the precision, and remove it"
         )
     return float(unit)  # pyright: ignore[reportArgumentType]
 
@@ -432,9 +432,10 @@ def _lost_around(
 ) -> np.ndarray:
     """Estimates the relative rounding error of a formula by its deviation from a straight line.
 
-    Three values at nearby parameters of a smooth formula are nearly on a straight line: the
-    deviation is a multiple of the squared step. The multiple is 56 for x^-7, and x^2 for e^x. A
-    larger deviation is rounding error, which looks random over steps about as large as the error.
+    If a formula is smooth, its value at x is nearly on the straight line through two nearby values.
+    For a relative step s, the deviation is proportional to 56 s^2 for x^-7, and to x^2 s^2 for e^x.
+    A deviation above (64 + x^2) s^2, with the same factor, is counted as rounding error. Several
+    steps are tried, because an error need not show at every step.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):
@@ -454,7 +455,7 @@ def _lost_around(
 
 
 def _traced(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> jax.Array:
-    """Returns the ratio of scale to sensitivity of a program; NaN for untested parameters."""
+    """Returns scale / sensitivity for traced parameters; NaN outside of the tested ranges."""
     epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
     dtype = max(compute_dtype(epsilon.dtype), compute_dtype(delta.dtype))
     known = None if _checks.is_traced(delta) else float(delta)

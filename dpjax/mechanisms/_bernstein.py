@@ -248,9 +248,9 @@ def bernstein_matrix(degree: int) -> np.ndarray:
 def sup_norm_growth(degree: int, dims: int, order: int) -> float:
     """Bounds the ratio of sup |polynomial| and max |lattice values|.
 
-    In one dimension the bound is close to the norm of the operator. It is the maximum of the
-    Lebesgue function over n Chebyshev nodes, divided by cos(pi degree / (2 n)), which bounds the
-    maximum between the nodes (Ehlich and Zeller 1964).
+    In one dimension, this ratio is the maximum of the Lebesgue function. The code computes the
+    maximum over n Chebyshev nodes. Dividing it by cos(pi degree / (2 n)) bounds the maximum between
+    the nodes, too (Ehlich and Zeller 1964).
     """
     if order == 1:
         return 1.0  # The values of the polynomial are convex combinations of lattice values.

@@ -16,8 +16,8 @@ def gaussian_for_advantage(
 
     The advantage of an attack is its true positive rate minus its false positive rate. The best
     attack on Gaussian noise has an advantage of 2 Phi(Delta / (2 sigma)) - 1. So sigma is Delta /
-    (2 Phi^-1((1 + advantage) / 2)). Epsilon and delta also bound the advantage, but noise that is
-    calibrated to them for the same bound is several times larger.
+    (2 Phi^-1((1 + advantage) / 2)). A pair of epsilon and delta also bounds the advantage, but
+    calibrating to a pair that gives the same bound takes several times more noise.
 
     Args:
         sensitivity: as for `gaussian`.
@@ -56,8 +56,8 @@ def gaussian_for_advantage(
     ideal = float(largest) * (1 - 1e-6) - 1e-7
     if delta >= ideal:
         raise ValueError(
-            f"delta must be below advantage={largest:g}, which is the delta at an epsilon of 0, got"
-            f" {delta:g}"
+            f"delta must be below advantage={largest:g}, because the advantage is delta at an"
+            f" epsilon of 0, got {delta:g}"
         )
     needed = 0.5 / float(scipy.special.ndtri((1 + ideal) / 2)) * (1 + 1e-9)
 

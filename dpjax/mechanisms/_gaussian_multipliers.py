@@ -62,9 +62,9 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
     """Returns the least epsilon of a Gaussian mechanism with this multiplier, rounded up.
 
     The result is None if delta does not cover the probability that the noise tables omit. The
-    epsilon is also valid for the noise that is actually drawn, by the section "The scale that
-    covers everything" in docs/proofs/exact-noise.md: the margins for rounding and for tables shrink
-    as sensitivity and epsilon grow.
+    epsilon is also valid for the noise that is actually drawn, because the margins for rounding and
+    for tables shrink as sensitivity and epsilon grow (docs/proofs/exact-noise.md, section "The
+    scale that covers everything").
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:
@@ -109,23 +109,23 @@ def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     start = (jnp.full_like(epsilon, _LOWEST_X), jnp.full_like(epsilon, _HIGHEST_X))
     low, _ = lax.fori_loop(0, 60, halve, start)
     multiplier = _multiplier(low, epsilon, jnp) * (1 + _TRACED_MARGIN)
-    # In float32, 1 - delta has too few significant digits if delta is closer to 1.
+    # If delta is above .999, then 1 - delta has too few significant digits in float32.
     usable = (epsilon > 0) & (delta >= 1e-30) & (delta <= 0.999)
     return jnp.where(usable, multiplier, jnp.nan)
 
 
 def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
-    """Returns the multiplier 1 / mu at x."""
+    """Returns the multiplier 1 / mu such that mu / 2 - epsilon / mu = x."""
     root = numpy.sqrt(2 * epsilon)
     return numpy.exp(-numpy.arcsinh(x / root)) / root
 
 
 def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
-    """Returns the log of delta at x, by quadrature where the integrand is not negligible."""
+    """Returns log delta at x, which is an integral, by quadrature."""
     root = numpy.sqrt(2 * epsilon)
     upper = numpy.arcsinh(x / root)
-    # Below `lower`, the integrand is at most exp(-depth) times its largest value, because either
-    # the normal density or exp(s) is this small.
+    # Below `lower`, the integrand is at most exp(-depth) times its largest value, because one of
+    # its two factors, the normal density or exp(s), is this small.
     depth = 45.0
     tail = numpy.sqrt(numpy.minimum(x, 0.0) ** 2 + 2 * depth)
     lower = numpy.maximum(-numpy.arcsinh(tail / root), upper - depth)

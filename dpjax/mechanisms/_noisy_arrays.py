@@ -51,7 +51,8 @@ class OnGrid(abc.ABC):
 
     Formal guarantees:
         None of its own. The scale that `Calibration.fit` returns covers rounding to the grid and
-        the errors of the noise's tables. The `_draw` of a subclass must use its `_calibration`.
+        the errors of the noise's tables. So `_draw` of a subclass must use the scale from
+        `_calibration`.
     """
 
     epsilon: Scalar
@@ -200,7 +201,8 @@ def whole(bound: Scalar) -> Scalar:
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
-# This factor on quantiles covers the errors of the noise tables and of scales in float32.
+# Quantiles are multiplied by this factor. It covers the errors of the noise tables, and of scales
+# in float32.
 OUTWARD_QUANTILE = 1 + 2.0**-20
 KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, DISCRETE_LAPLACE, GAUSSIAN)}
 
@@ -279,21 +281,21 @@ def _around_noise(
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
-    """Casts to float64. The least integer marks an invalid traced parameter, and becomes NaN."""
+    """Casts to float64. The least integer, the mark of an invalid traced parameter, becomes NaN."""
     if not np.issubdtype(array.dtype, np.signedinteger):
         return array.astype(np.float64)
     return np.where(array == np.iinfo(array.dtype).min, np.nan, array.astype(np.float64))
 
 
 def rounding_to(dtype: np.dtype) -> float:
-    """Bounds the relative error of rounding to this dtype, after a few operations in float64."""
+    """Bounds the relative error of a few operations in float64 and of rounding to this dtype."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return 0.0
     return max(2.0**-51, float(jnp.finfo(dtype).eps))
 
 
-# Discrete Laplace noise has no tighter family, because its privacy profile can be as large as the
-# profile of any epsilon-DP mechanism.
+# Discrete Laplace noise has no family of its own: its privacy profile can be as large as that of
+# any epsilon-DP mechanism, which is "pure".
 _FAMILIES: dict[Noise, LossFamily] = {
     LAPLACE: "laplace",
     DISCRETE_LAPLACE: "pure",
@@ -539,8 +541,9 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         arrays = jax.tree.leaves(asked)
         scales = [float(self._scale_drawn(leaf, calibration)) for leaf in arrays]
         steps = [float(self._spacing(x, calibration)) if is_float(x) else 0.0 for x in arrays]
-        # Rounding changes the difference of each coordinate by at most one step of the grid. The
-        # step is stated in units of the scale.
+        # The values of two neighbors are both rounded, so their difference changes by at most one
+        # step of the grid in each coordinate. `moved` is this step divided by the scale of the
+        # noise.
         moved = [
             np.full(leaf.size, step / scale)
             for leaf, step, scale in zip(arrays, steps, scales, strict=True)
@@ -601,7 +604,7 @@ def _log_prob(
         inside = noise.log_density(error) - jnp.log(scale)
         tail = noise.log_cdf(jnp.where(low, error, -error))
     else:
-        # Subtracting integers is exact, but floats would lose the last digits.
+        # The integers are subtracted before they become floats, which would lose the last digits.
         error = _integer_difference(output, center, scale.dtype)
         silent, drawn = scale == 0, jnp.where(scale == 0, 1, scale)
         unmoved = jnp.where(error == 0, 0.0, -jnp.inf)

@@ -30,7 +30,7 @@ Score: TypeAlias = Callable[[PyTree], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Expected:
-    """The distribution of counts in public bins that is expected under an oracle, without noise.
+    """Counts in public bins, without noise, of databases that are drawn from an oracle.
 
     Two instances are equal if all arrays are equal.
 
@@ -61,8 +61,9 @@ class OraclePlausibility:
     """The result of a test of an oracle: noisy counts of records in public bins, and a p-value.
 
     Attributes:
-        p_value: the fraction of databases, including the private one, whose noisy counts deviate
-            from the mean at least as much as the private counts.
+        p_value: the fraction of databases whose noisy counts deviate from the mean at least as much
+            as those of the private database. The databases are the simulated ones and the private
+            one.
         counts: the counts of the records in the bins, with noise; integers that may be negative.
 
     Formal guarantees:
@@ -333,8 +334,8 @@ def plausibility(
         off = counts.astype(jnp.float32) - expected["mean"]
         return jnp.sum(jnp.square(off) / variance)
 
-    # XLA may round a sum differently inside a batch than outside. This factor ensures that
-    # equal counts are counted as deviating at least as much.
+    # XLA may round a sum differently inside a batch than outside. With this factor, simulated
+    # counts that are equal to the private counts always satisfy `>= least`.
     least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
     as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
     p_value = (1 + as_much) / float(1 + len(simulated))
@@ -365,7 +366,7 @@ def _p_values(
 
 
 def _edges(scores: np.ndarray, cuts: tuple[float, ...]) -> np.ndarray:
-    """Returns edges of bins: slightly below each quantile, halfway between two scores.
+    """Returns the edges of bins: each is slightly below a quantile, halfway between two scores.
 
     Two compiled programs may round the same score differently. If an edge were equal to a score,
     all records with this score could move to another bin. So edges are kept away from scores.

@@ -39,8 +39,8 @@ _BOUND_BITS = 12
 _LEAST_BOUND = 2.0**-17
 # This factor covers the rounding errors of `least_distance` in float32.
 _OUTWARD_DISTANCE = 1 + 2.0**-18
-# The least epsilon, and the least ratio of epsilon to `scales`. It ensures that the noise of an
-# answer has a scale of at most 2^41 steps, and that `least_distance` is below 2^30.
+# Both epsilon and epsilon / `scales` must be at least this number. Then the noise of an answer has
+# a scale of at most 2^41 steps, and `least_distance` is below 2^30.
 _LEAST_EPSILON = 2.0**-28
 
 
@@ -288,5 +288,7 @@ def _probabilities(probability: float | tuple[float, float]) -> tuple[float, ...
     given = probability if isinstance(probability, tuple) else (probability,)
     checked = tuple(map(check_probability, given))
     if len(checked) not in (1, 2) or list(checked) != sorted(set(checked)):
-        raise ValueError(f"probability must be one number, or two in order, got {probability}")
+        raise ValueError(
+            f"probability must be one number, or two in increasing order, got {probability}"
+        )
     return checked

@@ -145,9 +145,9 @@ class RandomizedResponse(LocalMechanism):
     def dp_event(self) -> Any:
         """The event of one answer, for accountants under the relation `REPLACE_ONE`.
 
-        Under `REPLACE_SPECIAL`, dp-accounting computes a smaller cost, for an answer that is
-        removed. dp-accounting also ignores the count of a repeated event, so compose events one by
-        one.
+        Under `REPLACE_SPECIAL`, dp-accounting computes the cost of removing an answer, which is
+        smaller. For a repeated event, dp-accounting ignores the number of repetitions, so compose
+        one event at a time.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
         resampled = self.categories / (math.exp(float(self.epsilon)) + self.categories - 1)
@@ -232,7 +232,7 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
 
 
 def within_a_word(epsilon: Scalar) -> Scalar:
-    """Refuses an epsilon above 22 (NaN if traced), at which lies would be rounded up too much."""
+    """Refuses an epsilon above 22, or replaces it by NaN if it is traced."""
     if _checks.is_traced(epsilon):
         return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
     if epsilon > _MOST_EPSILON:
@@ -309,8 +309,8 @@ class UnaryEncoding(LocalMechanism):
 
         def bits(y: jax.Array, x: jax.Array) -> jax.Array:
             true = jax.nn.one_hot(in_range(x, self.categories), self.categories, dtype=bool)
-            # A bit is 0 with weight 2^32 minus the weight of a 1. In uint32 arithmetic, this is the
-            # negated weight of a 1.
+            # The weights of a 1 and of a 0 add up to 2^32. So in uint32 arithmetic, the weight of a
+            # 0 is minus the weight of a 1.
             one, zero = (
                 jnp.where(true, log_share(of_true), log_share(of_others))
                 for of_true, of_others in ((truth, lie), (-truth, -lie))
@@ -321,8 +321,8 @@ class UnaryEncoding(LocalMechanism):
         return sum_over_leaves(bits, output, _checks.real_arrays("value", value))
 
     def _most_lies(self, confidence: float, answers: int) -> float:
-        # The failure probability is divided between true bits that become 0 and other bits that
-        # become 1.
+        # Half of the failure probability is for bits of true categories that become 0, and half for
+        # other bits that become 1.
         each = (1 + confidence) / 2
         truth, lie = (weight / 2.0**32 for weight in self.report_weights)
         lost = scipy.stats.binom.ppf(each, answers, 1 - truth)

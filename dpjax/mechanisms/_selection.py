@@ -137,10 +137,10 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
         Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
-        # The privacy loss of each of `count` selections has a range of at most epsilon / count, so
-        # the squared ranges add up to epsilon^2 / count. With groups, a record may change the
-        # selections of two groups. Their ranges add up to epsilon / count, so the sum of squared
-        # ranges is no larger.
+        # The privacy loss of each of `count` selections lies in an interval of length epsilon /
+        # count. So the squared lengths add up to epsilon^2 / count. With groups, a record may
+        # change two groups, with lengths a and b for each selection. Because a + b <= epsilon /
+        # count, the sum of squares is no larger.
         rho, delta = super().zcdp
         return (rho / 4 if self.rule.bounded_range else rho) / self.count, delta
 
@@ -152,8 +152,8 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         check_one_array(value, "scores over the response set, shape (K,)")
         if self.log_base is not None and value.size != len(self.log_base):
             raise ValueError(
-                f"value must have a score for each of the {len(self.log_base)} weights of the base,"
-                f" got {value.size}"
+                f"value must have one score for each of the {len(self.log_base)} weights of"
+                f" log_base, got {value.size}"
             )
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -162,9 +162,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon / self.count,
             self._rounding(arrays),
-            # How often the proof charges for the error of the noise tables. The proof compares the
-            # noise of one option on two neighbors, and charges both. With groups, a replaced record
-            # changes two groups, so the proof charges four times.
+            # The proof charges the error of the noise tables this many times: once for each of two
+            # neighbors. With groups, a replaced record changes two groups, so it charges four
+            # times.
             4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -265,7 +265,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return log_prob_of_index(self.rule.log_pmf(logits), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array, calibration: Calibration) -> jax.Array:
-        """Returns the log weight of each response minus its gap in drawn scales; at most 0."""
+        """Returns each response's log weight minus gap / scale, with the scale that is drawn."""
         # The gap of a response is measured from the best score among responses with a positive
         # weight.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
@@ -321,9 +321,9 @@ def _range_at_most(moved: tuple[jax.Array, jax.Array], *, exact: bool) -> jax.Ar
 
     Args:
         moved: the difference of two arrays of scores, and the difference of their negatives.
-        exact: whether the scores are floats, whose rounding `PairLoss.rounding` covers. If they are
-            integers, their differences are cast to float32, and the error of the cast is added
-            here.
+        exact: True for scores that are floats: `PairLoss.rounding` covers their rounding error.
+            False for integers: their differences are cast to float32, and this function adds the
+            error of the cast.
     """
     upper, lower = map(jnp.max, moved)
     largest, eps = jnp.maximum(upper, lower), float(jnp.finfo(jnp.float32).eps)
@@ -435,7 +435,7 @@ _NODES = 12  # The number of nodes in each interval between two powers of two.
 
 @lru_cache
 def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a quadrature rule for the integral in `_log_pmf`: nodes t in (0, 1), 1 - t, weights.
+    """Returns a quadrature rule for the integral in `_log_pmf`: nodes t, 1 - t, and weights.
 
     Its relative error is below 2^-40, see docs/proofs/privacy-profile.md.
     """
@@ -469,8 +469,8 @@ def _log_pmf(logits: jax.Array) -> jax.Array:
         return total + weight * jnp.prod(factors) / factors, None
 
     rule = tuple(jnp.asarray(x, logits.dtype) for x in _rule(logits.size))
-    # The initial zeros are computed from the data: under `shard_map`, the initial carry of a loop
-    # must vary over devices as the final carry does.
+    # The initial zeros are `0 * absent`, because under `shard_map` the initial carry of a loop must
+    # vary over the same devices as the final carry.
     total, _ = lax.scan(add, 0 * absent, rule)
     return logits + jnp.log(total)
 

@@ -83,16 +83,17 @@ def rank_of(probability: float, count: int) -> int:
 
 
 def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array:
-    """Returns the smooth sensitivity in steps: the maximum of 1 and of e^(-k decay) A_k over all k.
+    """Returns the smooth sensitivity in steps: max_k e^(-k decay) A_k, but at least 1.
 
-    The result is at least 1, because a result of 0 would violate smoothness. Rounding must not
-    violate smoothness, either. All factors e^(-k decay) come from one array, and the quotient of
-    consecutive rounded factors is at most e^(decay + 2^-16). Rounding of products is monotone. So
-    one record changes the result by a factor of at most e^(decay + 2^-16) (1 + 2^-23).
+    A_k is the largest local sensitivity after k records were replaced. The result is at least 1,
+    because a result of 0 would violate smoothness. Rounding must not violate smoothness, either.
+    Consecutive rounded factors e^(-k decay) have a quotient of at most e^(decay + 2^-16), and
+    rounding of products is monotone. So one record changes the result by a factor of at most
+    e^(decay + 2^-16) (1 + 2^-23).
     """
     steps = records.steps.astype(jnp.float32)  # Integers up to 2^24 are exact in float32.
     decay = jnp.asarray(decay, jnp.float32)
-    # The first factor is used for i = j, where the gap is 0, so its value does not matter.
+    # The first factor is multiplied only by the gap between a record and itself, which is 0.
     factors = jnp.concatenate([jnp.ones(1, jnp.float32), discounts(decay, records.n)])
     right = steps[rank:]
 
@@ -112,10 +113,11 @@ def discounts(decay: jax.Array, most: int) -> jax.Array:
 
 
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
-    """Returns the least k with A_k > bound, or n + 1 if there is none. `bound` is in steps.
+    """Returns how many replacements make the local sensitivity exceed a bound; n + 1 if none do.
 
-    Replacing one record changes the result by at most 1. For every i up to the rank, a binary
-    search finds the first j at or above the rank with x_j - x_i > bound.
+    `bound` is in steps. Replacing one record changes the result by at most 1. Let x be the sorted
+    records. For every i up to the rank, a binary search finds the first j at or above the rank with
+    x_j - x_i > bound.
     """
     left = records.steps[: rank + 1]
     right = records.steps[rank:]
@@ -194,8 +196,9 @@ def rounding_of_a_release(magnitude: Scalar) -> Scalar:
     return magnitude * float(jnp.finfo(jnp.float32).eps)
 
 
-# The decay is beta minus this margin, which consists of 2^-15 for the 16-bit divisor of the noise,
-# 2^-16 for the factors in `smooth_bound`, and the rest for the rounding of products and quotients.
+# The decay is beta minus this margin. Of the margin, 2^-15 covers the 16-bit divisor of the noise,
+# 2^-16 covers the factors in `smooth_bound`, and the rest covers the rounding of products and
+# quotients.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
 # A relative margin on alpha, and on beta in `_smoothing`. It covers rounding in float32, and the
@@ -204,7 +207,7 @@ _MARGIN = 2.0**-16
 # A relative margin on the logarithm of delta in `_smoothing`, for about 30 rounding errors in
 # float32.
 _SLACK = 2.0**-18
-# The largest number of bits of upper - lower in steps. float32 represents integers of this size
+# upper - lower, in steps of the grid, has at most this many bits. float32 represents such integers
 # exactly.
 _MOST_BITS = 23
 
@@ -240,7 +243,7 @@ class SmoothQuantile(QuantileMechanism):
     def _exponent(self) -> jax.Array:
         """Returns the exponent of the grid, which depends only on public numbers.
 
-        The grid suits every scale that private records may lead to.
+        The scale of the noise is private, so the grid suits all scales that are possible.
         """
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
         # The smooth sensitivity has at most 2^bits steps, and alpha is at least half of the power
@@ -399,10 +402,10 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
 def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
     """Computes alpha and the decay, both rounded down.
 
-    Let u = epsilon / 2. beta is the largest number up to u for which the logarithm of (1 -
-    e^-beta) e^(-(u + beta) / (e^beta - 1)) is at most log delta. The logarithm grows with beta, so
-    a bisection finds it from below. `_SLACK` covers rounding errors of the logarithm in float32,
-    whose two terms have the same sign. `_MARGIN` covers errors of the noise's tables.
+    Let u = epsilon / 2. beta is the largest number up to u such that (1 - e^-beta) e^(-(u + beta) /
+    (e^beta - 1)) is at most delta. This expression grows with beta, so a bisection finds beta from
+    below. It compares logarithms. `_SLACK` covers their rounding errors in float32: there is no
+    cancellation. `_MARGIN` covers errors of the noise's tables.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np

@@ -65,7 +65,7 @@ def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.A
 
 
 def check_one_array(value: Value, wanted: str, rank: int = 1) -> None:
-    """Raises an error for values that are not one array of this rank. Its message says `wanted`."""
+    """Raises an error if the value is not one array of this rank; `wanted` is for the message."""
     if not jax.tree_util.all_leaves([value]) or value.ndim != rank:
         raise ValueError(
             f"value must be one array of {wanted}, got"

@@ -137,7 +137,7 @@ class BlockDesign:
 
 
 def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Array:
-    """Returns m_0, m_1, ..., where m_c is the least y with a loss of at most c in one group."""
+    """Returns m_0, m_1, ...: m_c is the least y whose loss in this group is at most c."""
     if size == length:  # There is only one subset.
         return results
     subsets = itertools.combinations(range(length), size)
@@ -168,11 +168,12 @@ def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, 
 
 
 def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
-    """Returns twice the score of each candidate: minus twice the distance of its losses from T / 2.
+    """Returns twice the score of each candidate, which is an integer.
 
-    T is the largest loss. The losses of the numbers in a candidate are between the losses at its
-    ends. Changing one record changes the loss at each end by at most 1, so it changes these
-    integers by at most 2. The best score is 0.
+    The score is minus the distance between T / 2 and the losses of the numbers in the candidate,
+    where T is the largest possible loss. These losses are between the losses at the two ends.
+    Changing one record changes the loss at each end by at most 1, so twice the score changes by at
+    most 2. The best score is 0.
     """
     left, right = losses_at_ends(thresholds, inner)
     return -jnp.maximum(0, jnp.maximum(2 * right - thresholds.size, thresholds.size - 2 * left))
@@ -182,9 +183,9 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# If `evaluate` receives this size in bytes of one evaluation, it runs one evaluation at a time.
+# `evaluate` runs one evaluation at a time if its argument `size` is this number of bytes.
 _ALONE = 2**62
-# This factor covers the rounding errors of the odds in float32.
+# This factor covers the float32 rounding errors of the odds in `SubsetEnvelope.outside`.
 _OUTWARD = 1 + 2.0**-12
 
 
@@ -339,10 +340,11 @@ class SubsetEnvelope(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def scores(self, value: Value) -> jax.Array:
-        """The score of every candidate: minus the distance of its losses from T / 2.
+        """The score of every candidate: minus the distance of its losses from half their maximum.
 
-        The best score is 0. Scores are as private as the records. Call this method on public or
-        simulated records to see which candidates a release would probably select.
+        Losses are explained in `dpjax.subset_envelope`. The best score is 0. Scores are as private
+        as the records. Call this method on public or simulated records to see which candidates a
+        release would probably select.
 
         Args:
             value: a pytree of arrays of records.

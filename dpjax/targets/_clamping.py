@@ -95,7 +95,7 @@ def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Arra
         high = np.asarray(0 if high > 0 else -tiny, dtype)
     if low > high:
         raise ValueError(
-            f"lower and upper must have a {dtype} between them, got {lower!r} and {upper!r}"
+            f"lower and upper must have a {dtype} number between them, got {lower!r} and {upper!r}"
         )
     return jnp.asarray(low), jnp.asarray(high)
 

@@ -16,11 +16,10 @@ from dpjax.proving._prove_sensitivity import public_bounds
 def exact_sums(target: Target, *, bounds: PyTree) -> Callable[[Database], Value]:
     """The same target on clamped records, with exact sums over the records.
 
-    A float sum of n numbers may be off by n units in the last place, in an order that differs
-    between devices. The effect of one record is lost in that error if n is large, and a sampled
-    distance measures the error. `dpjax.prove_sensitivity` replaces such sums by itself. For targets
-    without a proof, sample and release the function that is returned here: one function is sampled
-    and released, so both have the same sums.
+    A float sum of n numbers may be off by n units in the last place. If n is large, this error
+    hides the effect of one record, and a sampled distance measures the error instead. The error
+    also differs between devices. `dpjax.prove_sensitivity` makes these sums exact without this
+    function. For targets without a proof, sample and release the function that is returned here.
 
     Each sum, matrix product, cumulative sum, window sum or scatter-add over records is computed as
     a sum of integers, if the error of the float sum may exceed a hundredth of a term. A term is

@@ -167,8 +167,8 @@ class _Workers:
         joblib = _checks.extra("joblib", "host")
         with joblib.parallel_config(**self._configuration):
             parallel = joblib.Parallel()
-            # Only backends with processes need the lock. With one job, a call that was abandoned
-            # after Ctrl-C would never release the lock, and other calls would wait forever.
+            # With one job there is no lock: only backends with processes need it, and a call that
+            # was abandoned after Ctrl-C would hold it forever.
             with contextlib.nullcontext() if parallel.n_jobs == 1 else _ONE_AT_A_TIME:
                 return parallel(joblib.delayed(function)(*task) for task in tasks)
 
@@ -251,8 +251,8 @@ def _attempt(
 
     If the function fails on a sampled database, an error is raised.
     """
-    # Python delivers signals to the main thread, so the function must run in another thread. In a
-    # worker process, this code runs in the main thread.
+    # The function must not run in the main thread, to which Python delivers signals. In a worker
+    # process, this code starts in the main thread.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:

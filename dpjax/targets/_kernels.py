@@ -285,8 +285,8 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size, exactly = _checks.integer("n", n, least=1), Fraction(check_strength(share))
-        # The error of an average is relative if the average is above this number, and absolute
-        # otherwise.
+        # Averages above this number have a bound on their relative error, and smaller averages have
+        # a bound on their absolute error.
         least = Fraction(1, 2 ** bits_of_a_digit(size, dtype))
         rounding = 20 * unit(dtype) * (1 + least / exactly)
         return [min(4 / (1 + exactly * size) + rounding, 2 + 20 * unit(dtype))]
@@ -296,7 +296,7 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
 @jax.jit  # The function is jitted because JAX caches its trace, so targets are traced faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the sorted x, and for each the distance to the previous x times the least y at x."""
+    """Returns the sorted x, and each gap to the previous x times the least y among records at x."""
     # On a CPU, XLA sorts integers six times faster than pairs of floats. So only the bits of x are
     # sorted, as integers, and a binary search then finds the position of each y.
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))

@@ -182,9 +182,9 @@ def check_dims(dims: int | None, found: int) -> None:
 
 
 def known_dims(dims: int | None) -> int:
-    """Returns the number of coordinates.
+    """Returns the number of coordinates, which a bound needs.
 
-    Raises an error if a bound needs it and it was not given.
+    Raises an error if the number was not given to the target.
     """
     if dims is None:
         raise ValueError("dims must be given to the target, because its bound depends on it")

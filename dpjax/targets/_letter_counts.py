@@ -100,7 +100,8 @@ def letter_counts(*, width: int) -> BoundedSum:
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
-    # Counts are integers, and the bound is valid for any number of texts.
+    # Replacing a text lowers one count and raises another by at most `width`, for any number of
+    # texts.
     each = [Fraction(width)] * 2
     norms = "linf", "l1", "l2"
     return _Counts(count, lambda x: x, False, bound=lambda n, dtype: each, norms=norms)

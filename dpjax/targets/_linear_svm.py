@@ -28,13 +28,14 @@ from dpjax.targets._minimizers import check_strength, inverse_factor
 # larger fraction, divisors in the next step would lose digits. With a smaller fraction, more steps
 # would be needed.
 _STRIDE = 0.99
-# The target value of the complementary products, divided by the cap. A product is a slope times a
-# distance, so this value bounds the error of a margin. In float32 it is a tenth of eps. In float64
-# that would be finer than needed, and a fixed number of steps might not reach it, so it is 1e-12.
+# At the end, the solver aims at complementary products, a slope times a distance, of this number
+# times the cap. So the number bounds the error of a margin. It is a tenth of eps in float32. It is
+# 1e-12 in float64, where a tenth of eps might not be reached in a fixed number of steps.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# The Hessian starts as the penalty, 1, and a record of length 1 whose slope is not decided adds
-# cap^2 / (8 gap) to it. At a gap of 16 cap^2 eps that is 1 / (128 eps). This leaves the Cholesky
-# factor seven bits of accuracy, for longer records or several undecided ones.
+# The gap is at least this number times cap^2 eps, which limits the Hessian: it consists of the
+# penalty, 1, and of cap^2 / (8 gap) for a record of length 1 whose slope is not decided. At the
+# least gap this is 1 / (128 eps). So the Cholesky factor has seven bits left for longer records or
+# several undecided ones.
 _GAP_PER_CAP_IN_UNITS = 16
 # A relative amount that is added to the diagonal of the Hessian. It covers the rounding of the sums
 # there, so that no pivot is negative. It affects the path but not the solution, because residuals
@@ -44,7 +45,8 @@ _JITTER_IN_UNITS = 8
 _LARGEST_FEATURE = 1e6
 # The number of final steps, which use only the records whose slope is not decided.
 _LAST_STEPS = 8
-# The least and the largest slope of the starting point, as fractions of the cap, and the width.
+# For the starting point: the least and the largest slope, as fractions of the cap, and the least
+# distance `short` or `beyond`.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
 # A slope counts as decided if it is within this fraction of the cap from 0 or from the cap.
 _DECIDED = 0.1
@@ -78,10 +80,10 @@ def linear_svm(
 
     Minimizes (1/n) sum_i max(0, 1 - y_i (w'x_i + b)) + (lambda / 2) ||w||^2 by an interior point
     method with a fixed number of steps. C = 1 / lambda is the weight of the average hinge loss. The
-    weights are unique. The bias is the middle of all minimizing biases. With p positive labels, it
-    is the average of the order statistics of ranks p and p + 1 of the y_i - w'x_i. It is continuous
-    in the records. If all labels agree, w is 0 and b is the label, 1 or -1, although any bias
-    further from 0 with that sign would also be a minimizer.
+    weights are unique. The bias is the middle of all minimizing biases. With p positive labels, the
+    bias is the average of the p-th and the (p + 1)-th smallest y_i - w'x_i. So it is continuous in
+    the records. If all labels are equal, w is 0 and b is the label, 1 or -1. In this case, biases
+    of the same sign that are further from 0 are minimizers, too.
 
     Args:
         regularization: lambda, above 0; 1 / (n lambda) is the C of scikit-learn's SVC.
@@ -141,7 +143,8 @@ def linear_svm(
         positive = database["y"].astype(x.dtype) > 0
         positives = jnp.sum(positive)
         y = jnp.where(positive, 1, -1).astype(x.dtype)
-        # The bias hardly depends on centered features, so the solver converges faster.
+        # With centered features, the bias hardly depends on the weights, so the solver converges
+        # faster.
         centered = x - jnp.mean(x, axis=0)[None, :]
         rows = jnp.concatenate([centered, jnp.ones((n, 1), x.dtype)], axis=1).T * y[None, :]
         cap = jnp.asarray(cost / n, x.dtype)
@@ -204,7 +207,7 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # With this length of the weights, margins are 1 on average, if the cap allows that.
+    # Weights of this length have margins near 1, by least squares, but the cap limits the length.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
@@ -267,7 +270,7 @@ def interior_point(
         residual = pull + rows @ at.slope - penalty * at.theta
 
         def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """Returns the Newton step toward these values of spare * short and slope * beyond."""
+            """Returns the Newton step toward these products: spare * short and slope * beyond."""
             error = missing - short_gap / at.spare + beyond_gap / at.slope
             theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
             slope = weight * (error - theta @ rows)
@@ -289,7 +292,7 @@ def interior_point(
             aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
         )
         moved = _move(at, corrected)
-        # If a factorization fails nevertheless, the last finite point is returned.
+        # If a factorization fails in spite of the jitter, the last finite point is returned.
         finite = jnp.all(jnp.isfinite(moved.theta))
         return jax.tree.map(functools.partial(jnp.where, finite), moved, at), None
 
@@ -297,7 +300,7 @@ def interior_point(
 
 
 def curvature(at: Point) -> jax.Array:
-    """Returns the weight of each record in the Hessian, large while its slope is not decided."""
+    """Returns each record's weight in the Hessian: large if its slope is not near 0 or the cap."""
     return 1 / (at.short / at.spare + at.beyond / at.slope)
 
 

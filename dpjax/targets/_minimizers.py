@@ -41,7 +41,7 @@ def check_strength(regularization: float) -> float:
 
 
 def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
-    """Raises an error if lambda is too small for the rounding with d features, or enormous."""
+    """Raises an error if lambda is enormous, or so small that rounding errors may exceed it."""
     least = _LEAST_IN_UNITS * (d + 8) * unit(dtype)
     if not least <= Fraction(strength) <= _LARGEST:
         raise ValueError(
@@ -51,7 +51,7 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """Projects w onto a ball around 0, without moving away from any point in it. NaN becomes 0."""
+    """Projects w onto a ball around 0, so w gets no further from any point of it. NaN becomes 0."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)

@@ -193,7 +193,7 @@ def _training(
 
 
 def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
-    """Returns the mean of `before` earlier points and the current one, or of the latter alone."""
+    """Returns the mean of `before` earlier points and the current one; current if before <= 0."""
 
     def updated(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)

@@ -41,9 +41,9 @@ from dpjax.targets._minimizers import (
 
 # An upper bound on m / (1 + exp(m)) for all margins m.
 _LARGEST_PULL = Fraction(2785, 10_000)
-# The loop continues while each step halves the length of the gradient, until this length is below
-# the needed length by this factor. This is possible for most problems, and makes sampled distances
-# more accurate. Even shorter gradients would not improve these distances.
+# The loop continues while each step halves the gradient, until the gradient is this many times
+# shorter than a proof needs. Most problems allow this, and it makes sampled distances more
+# accurate. Even shorter gradients would not improve these distances.
 _FAR_BELOW = 1024
 # Each iterative refinement divides the residual by 16 or more, until rounding errors dominate.
 _REFINEMENTS = 6
@@ -67,7 +67,7 @@ class _Objective(NamedTuple):
     gradient_error: Callable[[int], Fraction]
 
     def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
-        """Returns the plan of the gradient steps. Refuses a lambda near rounding errors."""
+        """Returns the plan of the gradient steps. Refuses a lambda below rounding errors."""
         strength = float(self.strength)
         check_carried(strength, d, dtype)
         return walk_plan(
@@ -115,10 +115,11 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
     from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop runs
     until the gradient is as small as its rounding error, which proves that w is near the minimizer.
-    It then continues as long as each step halves the gradient, until it is 1024 times shorter. It
-    takes at most 5 lambda^(-3/4) + 100 steps, and about twelve on most databases. If the gradient
-    is then still too long, a bounded number of gradient steps follows, which end near the minimizer
-    from any point. They are rarely needed. Proofs are in docs/proofs/learners.md.
+    Then it continues while each step halves the gradient, until the gradient is 1024 times shorter.
+    The loop takes at most 5 lambda^(-3/4) + 100 steps, and about twelve on most databases. If the
+    gradient is still too long after the loop, a bounded number of gradient steps follows, which end
+    near the minimizer from any point. They are rarely needed. Proofs are in
+    docs/proofs/learners.md.
 
     Args:
         regularization: lambda, above 0.
@@ -207,10 +208,11 @@ def _logistic_objective(regularization: float) -> _Objective:
     longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # This bound is valid for weights of length at most 2 W. The rounding of a product w'x is (d
-        # + 1) eps / 2 times the length of w, and the sigmoid's slope is at most 1/4. The sigmoid,
-        # its product with a record, their average, lambda w and the difference round by 8 eps in
-        # total. The grid of the average adds eps / 8 in each coordinate.
+        # This bound is valid for weights whose length is at most 2 W, where W is `longest`. The
+        # rounding of a product w'x is (d + 1) eps / 2 times the length of w, and the sigmoid's
+        # slope is at most 1/4. The rounding errors of the sigmoid, its product with a record, their
+        # average, lambda w and the difference add up to 8 eps. The grid of the average adds eps / 8
+        # in each coordinate.
         return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
 
     # The largest slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
@@ -306,9 +308,10 @@ def _ridge_objective(regularization: float) -> _Objective:
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # This bound includes the rounding of second moments. In units of eps / 2, the product with
-        # moments rounds by d + 1 times the length of w, lambda w by 1, and the two differences by
-        # 2. The moments round by d / 2 + 5, because an average is on a grid and then divided.
+        # This bound includes the rounding of second moments. In units of eps / 2, the errors are d
+        # + 1 times the length of w for the product with moments, 1 for lambda w, and 2 for the two
+        # differences. The error of the moments is d / 2 + 5, because an average is rounded to a
+        # grid and then divided.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)

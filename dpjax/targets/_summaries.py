@@ -117,9 +117,8 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     count = _checks.integer("order", order, least=1)
     low, high = check_interval(lower, upper)
     farthest = Fraction(max(abs(low), abs(high)))
-    # Once the dtype is known, `_check_powers` raises an error for powers beyond its range. A tuple
-    # cannot change, so a release traces the target only once. With a list, every release would
-    # trace the target.
+    # `largest` is a tuple, which cannot change, so a release traces the target only once. Powers
+    # that are out of the dtype's range are refused by `_check_powers`, when the dtype is known.
     largest = tuple(float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1))
 
     def powers(record: PyTree) -> jax.Array:
