@@ -52,8 +52,8 @@ class StatedGrid:
     def misses(self, outputs: PyTree) -> np.ndarray:
         """Returns which outputs of a batch are not on a grid of half the stated spacing.
 
-        The test allows half of the spacing, because a compiled mechanism may round differently, and
-        then use half of the spacing that it states.
+        Half of the spacing is allowed, because a compiled mechanism rounds differently, and may
+        then choose a grid with half of the spacing that it states.
         """
         arrays = matrices(outputs)
         missed = np.zeros(len(arrays[0]), bool)
@@ -355,8 +355,9 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # The caution of an event is compared before its expected bound, because an event that was
-        # chosen with a larger caution is more reliable.
+        # Tuples are compared by their first entry first. So an event that was chosen with a larger
+        # caution wins, because it is more reliable, and expected bounds decide only between equal
+        # cautions.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 

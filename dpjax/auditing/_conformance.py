@@ -23,8 +23,8 @@ from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
 _BATCH = 2**12  # The number of releases that one compiled program draws.
-# The number of batches that test how single coordinates move. One batch tests moves of two
-# coordinates.
+# The tests of single coordinates share this number of batches. A test of two coordinates uses one
+# batch.
 _BATCHES_OF_SINGLES = 64
 # The allowed error of a mean, in standard errors. A test of a mean gives a false alarm once in 500
 # million.
@@ -349,7 +349,7 @@ def _sanitizes(case: _Case) -> str:
     return f"released like their replacements: {', '.join(found)}"
 
 
-# The largest error of a mean ratio, of a loss, and of a delta, for one change of the value.
+# For one change of the value: the error of the mean ratio, the largest loss, and the delta.
 _Fit = tuple[float, float, float]
 
 
@@ -398,7 +398,7 @@ def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
 
 
 def _fits_density(case: _Case, name: str, here: np.ndarray, there: np.ndarray) -> _Fit:
-    """Checks that draws of p have density p, and that the loss satisfies (epsilon, delta).
+    """Checks that draws have the stated density p, and that the loss satisfies (epsilon, delta).
 
     The loss compares p with the density p' for another value.
     """
@@ -457,9 +457,9 @@ def _log_probs(mechanism: Mechanism, outputs: Value, value: Value) -> jax.Array:
 
 
 def _without_sign_of_zero(clamped: ArrayLike, value: np.ndarray) -> np.ndarray:
-    """Returns a clamped array without -0.0, in the dtype of the value if that is exact.
+    """Returns a clamped array without -0.0, in the dtype of the value if the cast is exact.
 
-    Then both arrays are released by the same compiled program.
+    In the same dtype, one compiled program releases both arrays.
     """
     clamped = np.asarray(clamped)
     clamped = np.where(clamped == 0, np.zeros_like(clamped), clamped)
@@ -501,9 +501,9 @@ def _depends_on_rare_draws(here: np.ndarray, there: np.ndarray) -> bool:
 def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     """Describes how the integral of a stated density differs from 1.
 
-    A density q is fitted to half of the draws. Over the other half, q / p must average 1. q is a
-    mixture over the most frequent outcomes of the integers, with a normal density of the floats for
-    each.
+    Let p be the stated density. Another density, q, is fitted to half of the draws. Over the other
+    half, q / p must average 1. q is a mixture: for each of the most frequent outcomes of the
+    integers, it has a normal density of the floats.
 
     Args:
         outputs: the outputs of the mechanism, a batch.
@@ -550,7 +550,7 @@ def _columns(outputs: Value) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _log_normal(known: np.ndarray, floats: np.ndarray) -> np.ndarray | None:
-    """Returns the log density of a truncated normal fitted to known rows, or None without a fit."""
+    """Returns the log density of a truncated normal that is fitted to `known`; None if it fails."""
     varied = np.ptp(known, axis=0) > 0
     same = np.all(floats[:, ~varied] == known[0, ~varied], axis=1)
     known, floats = known[:, varied], floats[:, varied]

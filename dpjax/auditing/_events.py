@@ -26,7 +26,10 @@ class Question:
     at: float
 
     def answer(self, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
-        """Returns the bound that follows from limits of p and q. A bound below 0 proves nothing."""
+        """Returns the bound that follows from a lower limit of p and an upper limit of q.
+
+        A bound below 0 proves nothing.
+        """
         lower, upper = np.asarray(lower), np.asarray(upper)
         with np.errstate(divide="ignore", over="ignore"):
             if self.bounded == "epsilon":
@@ -115,8 +118,9 @@ def choose(
 ) -> list[ChosenEvent]:
     """Returns the events with the largest expected bounds, among all thresholds of all scores.
 
-    There is one event for each caution, with the strictest caution first. A smaller caution admits
-    rarer events. Scores must be in order of preference.
+    A caution divides the allowed error during the choice, so that no event is chosen by chance.
+    There is one event for each caution, the largest caution first; a smaller caution admits rarer
+    events. Scores must be in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]

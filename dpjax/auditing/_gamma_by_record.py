@@ -149,8 +149,9 @@ def gamma_by_record(
 ) -> RecordGammas:
     """For each record r, the fraction of its pairs that a sensitivity does not cover: gamma(r).
 
-    gamma is an average over people. gamma(r) = P(G > Delta | record r) is the gamma of a person
-    with record r. The probability is over the other n - 1 records and the record that replaces r.
+    Let G be the distance of a pair's values, and Delta the sensitivity. P(G > Delta), which gamma
+    bounds, is an average over people. gamma(r) = P(G > Delta | record r) is the same probability
+    for a person with record r, over the other n - 1 records and the record that replaces r.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ

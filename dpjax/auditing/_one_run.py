@@ -125,10 +125,10 @@ def _refuted_shift(m: int, r: int, v: int, p: float) -> float:
 
 
 def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:
-    """Returns the least sum of p_0, ..., p_r under mu-GDP, if v or more have probability p.
+    """Returns the least possible p_0 + ... + p_r under mu-GDP, given p_v + ... + p_r = p.
 
-    Here p_j is the probability of j right guesses. If the sum exceeds 1, the result may be less
-    than the sum. The result decreases in mu.
+    Here p_j is the probability of j right guesses. If the least sum exceeds 1, the result may be
+    smaller than this sum. The result decreases in mu.
     """
     mass, right, wrong = p, p * v / m, p * (r - v) / m
     for i in range(v - 1, -1, -1):

@@ -99,7 +99,8 @@ class PrivacyProfile:
     def delta(self, epsilon: ArrayLike) -> float | np.ndarray:
         """The expected hockey-stick divergence of a random pair: its delta at epsilon, on average.
 
-        A random pair and its release are (epsilon, delta)-indistinguishable from the swapped pair.
+        An attacker who sees a random pair and its release does not learn which of the two databases
+        was released: the two cases are (epsilon, delta)-indistinguishable.
 
         Args:
             epsilon: a number, or an array of them, 0 or above.

@@ -192,7 +192,7 @@ _LARGEST_NORMAL = 6.0
 # Options are selected with probabilities that are multiples of 2^-30. An option with a probability
 # below e^-40 is rare.
 _UNIT, _RARE = 2.0**30, 40.0
-# The error of a log probability p of K options is at most this times 2 + |p| + K / _OPTIONS.
+# With K options, the error of a log probability p is at most _LOGIT_ERROR (2 + |p| + K / _OPTIONS).
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
 # The bound above is valid only if the largest logit is at least this number. For a smaller logit,
 # weights and gaps nearly cancel.
@@ -242,7 +242,7 @@ class ReleasedPair(RandomPair):
 
 
 def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
-    """Adds a simulated release to the pair, unless its stretch alone gives the exact curve."""
+    """Adds a simulated release to a pair whose stretch alone does not give the exact curve."""
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
@@ -331,7 +331,7 @@ def chances_of(log_probabilities: jax.Array) -> jax.Array:
 
 
 def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws uniform numbers in (0, 1], each the upper end of its cell, and fair coins."""
+    """Draws uniform numbers in (0, 1], rounded up to the ends of cells, and fair coins."""
     bits = jax.random.bits(key, like.shape, jnp.uint32)
     return ((bits >> 8) + 1).astype(like.dtype) / _CELLS, (bits & 1) == 1
 
@@ -371,7 +371,7 @@ def log_of_chances(joint: Joint) -> float:
 def _raised(
     losses: np.ndarray, stretches: np.ndarray, absolute: float, relative: float, joint: Joint
 ) -> np.ndarray:
-    """Increases sampled losses by the errors of stretches, in the order of the pairs."""
+    """Adds the errors of stretches to sampled losses. Both are in the order of the pairs."""
     losses = np.asarray(losses, np.float64)
     if max(relative, absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)

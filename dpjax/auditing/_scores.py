@@ -55,7 +55,7 @@ def propose(evidence: Evidence) -> Iterator[Score]:
         yield _sum_of([coarsest for coarsest, *_ in tables])
     for coordinate, of_one in zip(chosen, tables, strict=True):
         yield from of_one
-        # The number takes many values, so its bits may distinguish the two values.
+        # If a number has bins, it takes many values, so its bits may distinguish the two inputs.
         if len(of_one) > 1:
             yield from _bit_scores(coordinate, evidence)
 
@@ -206,7 +206,7 @@ def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
 
 
 def _shifts(evidence: Evidence) -> list[np.ndarray]:
-    """Returns, for every number of an output, the difference of the means over the variance."""
+    """Returns, for every number of an output, the difference of means divided by the variance."""
     matrices = (features.matrices(outputs) for outputs in (evidence.here, evidence.there))
     shifts: list[np.ndarray] = []
     for here, there in zip(*matrices, strict=True):

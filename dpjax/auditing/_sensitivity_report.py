@@ -30,7 +30,7 @@ class SensitivityReport:
         proved: the proved sensitivity; None without a proof.
         adversarial: two neighbors whose values are far apart.
         sampled: the estimates by gamma; empty without an oracle, None if sampling was refused.
-        refusals: the reason and a remedy, for each line of the table without a number, by its name.
+        refusals: for each line of the table that has no number, by name: the reason and a remedy.
 
     Formal guarantees:
         Those of `dpjax.sensitivity_report`, which makes it.

@@ -44,7 +44,8 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
         norm: the norm of distances.
         most: the largest distance from the value.
         value: a pytree of arrays.
-        neighbor: another value. If the norm only counts coordinates, it shows how far to move them.
+        neighbor: another value. If the norm only counts coordinates, `neighbor` shows how far to
+            move them.
     """
     found: list[tuple[str, Value]] = []
     for (place, step), sign in itertools.product(_steps(norm, most, value, neighbor), (1, -1)):
@@ -239,7 +240,7 @@ def verify(
         claim = claim_of(mechanism)
         if claim is None:
             raise TypeError(
-                "epsilon must be given, because this mechanism has no guarantee with a claim"
+                "epsilon must be given, because this mechanism states no finite epsilon"
             )
         epsilon, delta = float(claim.epsilon), float(claim.delta)
         if value is not None and neighbor is not None:
@@ -264,8 +265,8 @@ def verify(
         )
     if result.off_grid:
         raise AssertionError(
-            f"this mechanism states that its outputs are {result.grid}, and its claim is about"
-            f" such outputs; {result.off_grid:,} outputs are not: {result}"
+            f"this mechanism claims that its outputs are {result.grid}, but {result.off_grid:,}"
+            f" outputs are not: {result}"
         )
     return result
 

@@ -27,9 +27,8 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
     not on its values.
     """
     known = knowing(target)
-    # For these targets and relations, neighboring databases may differ in their number of rows: a
-    # record is added or removed, or people have different numbers of rows. So the number of rows
-    # must be hidden by padding.
+    # Neighboring databases may differ in their number of rows if a record is added or removed, or
+    # if people have different numbers of rows. Then padding must hide the number of rows.
     of_people = known is not None and known.privacy_unit != RECORD
     added = sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if (added or of_people) and sensitivity.n is None:

@@ -100,7 +100,7 @@ class Draw:
         return self._compiled.draw(self.numbers, key, value)
 
     def outline(self, key: Key, value: Value) -> Value:
-        """Returns the same noisy value, for tracing only: this program never runs.
+        """Returns the same noisy value as a call, but is only traced, and never run.
 
         It consists of the same operations as the programs that do run, and is traced under the same
         settings. So JAX traces each of these operations only once.
@@ -109,7 +109,7 @@ class Draw:
             return (self if self._pieces is None else self._pieces)(key, value)
 
     def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:
-        """Returns the guarantee of a release under `key`; `mechanism` is the one of this draw."""
+        """Returns the guarantee of a release of `mechanism` under `key`."""
         if self.is_traced:
             return guarantee_under(key, mechanism.guarantee)
         kind = jax.random.key_impl(key)
@@ -119,7 +119,7 @@ class Draw:
         return self._guarantees[kind]
 
     def accuracy(self, mechanism: "SensitivityMechanism") -> Accuracy:
-        """Returns the accuracy of a release; `mechanism` is the one that this draw is for."""
+        """Returns the accuracy of a release of `mechanism`."""
         if self._accuracy is None:
             self._accuracy = mechanism.accuracy(self._kind)
         return self._accuracy

@@ -57,11 +57,9 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
     if norm not in known.norms or relation not in known.relations:
         norms, relations = map(norm_name, known.norms), map(str, known.relations)
         raise ValueError(
-            "sensitivity must be in a norm and relation for which the target, a "
-            f"{type(known).__name__}, knows its sensitivity: in {', '.join(norms)} under "
-            f"{' or '.join(relations)}, got a sensitivity in {norm_name(norm)} under {relation}. "
-            "If you have a bound of your own, release a function around the target: lambda "
-            "database: target(database)"
+            f"sensitivity is in {norm_name(norm)} under {relation}, but a {type(known).__name__}"
+            f" knows its sensitivity only in {', '.join(norms)} under {' or '.join(relations)}: use"
+            " one of these, or, for a bound of your own, release lambda database: target(database)"
         )
     if sensitivity.privacy_unit != known.privacy_unit:
         raise ValueError(

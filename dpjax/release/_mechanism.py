@@ -36,7 +36,7 @@ from dpjax.release._transaction import pay_and_draw
 
 
 class SensitivityMechanism(abc.ABC):
-    """A mechanism that is private on every pair within its sensitivity (Definition 9).
+    """A mechanism that is private for any two values within its sensitivity (Definition 9).
 
     Subclasses are frozen pytrees with these attributes, and define the abstract methods. Factory
     functions with lower-case names check arguments, calibrate the noise and make mechanisms.
@@ -124,9 +124,9 @@ class SensitivityMechanism(abc.ABC):
     def risk(self) -> Risk:
         """What any attack can learn from one release, see `Risk`.
 
-        For Gaussian and Laplace noise it uses the distribution of the privacy loss, and for other
-        mechanisms epsilon and delta. The cost of noise tables is included for up to 2^20
-        coordinates. `dpjax.accounting.risk` accepts other numbers of coordinates, and several
+        For Gaussian and Laplace noise, the result uses the distribution of the privacy loss. For
+        other mechanisms, it uses epsilon and delta. The cost of noise tables is included for up to
+        2^20 coordinates. `dpjax.accounting.risk` accepts other numbers of coordinates, and several
         releases.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
@@ -312,7 +312,7 @@ class SensitivityMechanism(abc.ABC):
             return draw(key, arrays)
 
     def _in_units_of(self, unit: float, larger: float) -> Self:
-        """Returns the mechanism for values divided by `unit`, with `larger` times wider noise."""
+        """Returns the mechanism for values divided by `unit`, with `larger` times as much noise."""
         sensitivity = dataclasses.replace(
             self.sensitivity, value=self.sensitivity.value * (larger / unit), inside=False
         )

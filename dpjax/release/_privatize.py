@@ -102,7 +102,7 @@ class PrivateFunction:
     def _keeps(self) -> bool:
         """Whether results may be cached.
 
-        Results that contain tracers may not be cached, because tracers are invalid after tracing.
+        Results that contain tracers must not be cached, because tracers are invalid after tracing.
         """
         return not _checks.any_traced(self.mechanism)
 
@@ -257,8 +257,8 @@ class PrivateFunction:
     def _request(self, step: _Step, name: str | None) -> Request | None:
         """Returns the request that a ledger stores under `name`; None without a name.
 
-        With or without a name, this traces or compiles the draw. So it raises the errors that the
-        draw would raise before anything is paid.
+        With or without a name, this traces or compiles the draw. So errors of the draw are raised
+        here, before anything is paid.
         """
         if name is None and self._compiled_ahead(step):
             return None
@@ -397,7 +397,7 @@ def privatize(
 
 
 def as_released(target: Target, sensitivity: Sensitivity) -> Target:
-    """Returns the target as a release evaluates it: on clamped records, if a proof assumes them."""
+    """Returns the target, with records clamped first if a proof assumes clamped records."""
     return target if sensitivity.bounds is None else sensitivity.bounds.enforced_on(target)
 
 

@@ -144,9 +144,9 @@ def refuse_unpaid_steps() -> None:
     """Refuses a single training step inside `with ledger`, because its total cost is unknown."""
     if not _STEPS_ARE_PAID.get() and any(isinstance(one, Account) for one in told()):
         raise ValueError(
-            "a training run pays for all of its steps at once: call ledger.charge with the"
-            " guarantee of all steps, for example by accounting.dp_sgd, and train outside of"
-            " `with ledger`"
+            "a training step must not run inside `with ledger`, because a run pays for all of its"
+            " steps at once: call ledger.charge with the guarantee of all steps, for example by"
+            " accounting.dp_sgd, and train outside of `with ledger`"
         )
 
 

@@ -85,7 +85,7 @@ class Stating:
 def test_an_output_off_the_stated_grid_is_refuted(release_key, naive):
     """One in 2^10 of 20,000, of each value 10,000: missed by 1 key in 3 * 10^8."""
     rare = Stating(dpjax.laplace(1.0, 1.0), naive(jax.random.laplace), 2.0**-10)
-    with pytest.raises(AssertionError, match=r"states that its outputs are multiples of 2\^-17"):
+    with pytest.raises(AssertionError, match=r"claims that its outputs are multiples of 2\^-17"):
         verify(release_key, rare, samples=20_000, **REAL | COMPILED)
 
 

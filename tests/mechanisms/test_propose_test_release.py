@@ -174,7 +174,7 @@ def test_bad_parameters_are_refused():
     with pytest.raises(ValueError, match="epsilon=4e-08 is too small for delta=1e-06"):
         make(epsilon=4e-8)
     assert passes_at_0(make(epsilon=5e-8)) <= 1e-6
-    with pytest.raises(ValueError, match="two in order"):
+    with pytest.raises(ValueError, match="two in increasing order"):
         make(probability=(0.75, 0.25))
     with pytest.raises(ValueError, match="value must be one array of records"):
         make()(dpjax.random.seeded_key(0), jnp.zeros((2, 2)))

@@ -212,7 +212,7 @@ def test_range_is_what_records_attain():
 )
 def test_a_norm_in_which_nothing_is_known_is_refused(made):
     """Mechanisms of records take the norm hamming: a replaced record moves two counts."""
-    with pytest.raises(ValueError, match="knows its sensitivity: in l1, l2, linf, range under"):
+    with pytest.raises(ValueError, match="knows its sensitivity only in l1, l2, linf, range under"):
         dpjax.privatize(HISTOGRAM, made)(KEY, CODES)
 
 
