@@ -20,7 +20,7 @@ class Differences(NamedTuple):
 
     Attributes:
         values: the estimates. Each estimate uses the linear combination of queries that is nearest,
-            in least squares, to counting only one record.
+            by least squares, to a query that counts this record alone.
         exposed: for each record, whether its combination counts this record and no other.
         gain: the standard deviation of `values` for independent noise of standard deviation 1.
 

@@ -77,9 +77,10 @@ class RocCurve:
         """The true positive rate at one false positive rate, fixed in advance.
 
         The limits are valid with probability at least `confidence`. The scores of two non-members
-        are thresholds: with high probability, one has a lower false positive rate, and the other a
-        higher one. Clopper-Pearson limits bound the true positive rates at both. Raises ValueError
-        if fewer than 10 false positives are expected.
+        serve as thresholds: with high probability, one of them has a lower false positive rate than
+        the given one, and the other has a higher one. Clopper-Pearson limits bound the true
+        positive rates at these two thresholds. Raises ValueError if fewer than 10 false positives
+        are expected.
         """
         rate = _checks.fraction("false_positive_rate", false_positive_rate)
         n = len(self.non_members)
@@ -93,9 +94,10 @@ class RocCurve:
         if self.confidence is None:
             return TruePositiveRate(estimate, None, None)
         error = (1 - self.confidence) / 4
-        # Let t be the true quantile, with a false positive rate of exactly `rate`. The k-th highest
-        # score of non-members has a higher false positive rate only if fewer than k scores of
-        # non-members are above t. The number of these scores is binomial.
+        # Let t be the threshold whose false positive rate is exactly `rate`. The number of
+        # non-members with scores above t is binomial. It is probably at least `surely_below`. Then
+        # the non-member's score of this rank is above t, and has a lower rate. It is probably less
+        # than `surely_above`. Then the score of that rank has a higher rate.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -156,7 +158,7 @@ class RocCurve:
         return (1 - self.confidence) / (4 * len(self._ranks()))
 
     def _flagged_above(self, rank: int) -> int:
-        """Returns how many members score above the non-member of this rank; all if it is absent."""
+        """Returns how many members score above the non-member of this rank; all if rank > n."""
         n = len(self.non_members)
         if rank > n:
             return len(self.members)

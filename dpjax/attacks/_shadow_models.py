@@ -323,11 +323,11 @@ def rmia(
 ) -> jax.Array:
     """The robust membership inference attack (RMIA) on every model of a set of shadow models.
 
-    The score of a record x under a model is the fraction of population records z with
-    p(x | model) / p(x) >= threshold p(z | model) / p(z). Here p(z) averages p(z | other) over the
-    other models. Online, p(x) is the mean of two averages: over other models trained on x, and over
-    those not trained on x. Offline, only the second average p is known, and the first is assumed to
-    be slope p + 1 - slope.
+    The score of a record x under a model is the fraction of population records z with p(x | model)
+    / p(x) >= threshold p(z | model) / p(z). Here p(z) averages p(z | other) over the other models.
+    Online, p(x) is the mean of two averages: over other models trained on x, and over those not
+    trained on x. Offline, only the second average is known. If it is p, the first average is
+    assumed to be slope * p + 1 - slope.
 
     Args:
         likelihoods: p(x | model), shape (models, records), above 0: the probabilities of the true
@@ -377,7 +377,7 @@ def rmia(
     of_population = jnp.asarray(_checks.real_arrays("population", population))
     if of_population.ndim != 2 or len(of_population) != len(of_records):
         raise ValueError(
-            f"population must have the shape (models, others), {len(of_records)} models, got"
+            f"population must have the shape (models, others) with {len(of_records)} models, got"
             f" {of_population.shape}"
         )
     of_population = of_population.astype(of_records.dtype)
@@ -406,7 +406,7 @@ def _robust_scores(
 
 
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Averages over the chosen models without the attacked one, or over all others if none is."""
+    """Averages over the chosen models except the attacked one; over all others if none is left."""
     weights = chosen.astype(values.dtype)
     count, total = (
         jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)

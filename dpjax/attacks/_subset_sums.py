@@ -54,9 +54,9 @@ def subset_counts(database: jax.Array) -> jax.Array:
 def subset_distortions(answers: jax.Array) -> jax.Array:
     """The largest distance of each of the 2^n candidate databases from the answers.
 
-    For candidate c this is max_S |a_S - sum of c over S|. The maximum over all subsets is the
-    larger of the maxima over subsets with and without record i. Computing it record by record takes
-    n 2^n steps for all candidates together, instead of 4^n.
+    For answers a and a candidate c, this is max_S |a_S - sum of c over S|. The maximum over all
+    subsets is the larger of the maxima over subsets with and without record i. Computing it record
+    by record takes n 2^n steps for all candidates together, instead of 4^n.
 
     Args:
         answers: 2^n numbers, in the order of `subset_counts`.
@@ -131,11 +131,11 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
 def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
     """The largest number of wrong bits in a candidate that agrees with all answers up to E.
 
-    This is min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. It is
-    attained (docs/proofs/reconstruction.md). With E = n/400, at most 1% of the bits are wrong. The
-    lecture calls this blatantly non-private, but also says that noise bounded by n/400 avoids it.
-    In fact the theorem says that noise below n/400 is too little, and not that more noise is
-    enough: up to E = n/8, at least half of the records are surely right.
+    This is min(n, 2 floor(2 E)), which is the bound 4 E of the lecture's Theorem 1, rounded down to
+    a number that can occur. It is attained (docs/proofs/reconstruction.md). With E = n/400, at most
+    1% of the bits are wrong. The lecture calls this blatantly non-private, but also says that noise
+    bounded by n/400 avoids it. In fact the theorem says that noise below n/400 is too little, and
+    not that more noise is enough: up to E = n/8, at least half of the records are surely right.
 
     Args:
         n: the number of records, at least 1.

@@ -158,8 +158,8 @@ def expected_recovered_fraction(c: ArrayLike) -> np.ndarray:
     """The mean of `recovered_fraction` for many bits: Phi(sqrt(3) / (2 c)).
 
     Uniform noise up to c sqrt(n) has variance c^2 n / 3. Its average over n answers is nearly
-    normal, with variance c^2 / 3. A bit is wrong if that exceeds 1/2 in the wrong direction. The
-    result does not depend on n: at c = .34, .5% are wrong; at c = 1, 19%.
+    normal, with variance c^2 / 3. A guess is wrong if this average exceeds 1/2 in the wrong
+    direction. The result does not depend on n: at c = .34, .5% are wrong; at c = 1, 19%.
 
     Args:
         c: numbers of any shape, 0 or above.

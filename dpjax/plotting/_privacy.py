@@ -236,8 +236,8 @@ def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
 def tradeoff(risks: Mapping[str, Risk], *, ax: "Axes | None" = None) -> "Axes":
     """Plots the largest true positive rate of any membership attack at each false positive rate.
 
-    The dashed line is a guess without any release. The largest vertical distance from it is the
-    advantage.
+    The dashed line shows random guessing, without any release. The largest vertical distance from
+    this line is the advantage.
 
     Args:
         risks: a `dpjax.accounting.Risk` for each label, such as `mechanism.risk`.

@@ -44,7 +44,7 @@ def noise(
 ) -> "Axes":
     """Plots the densities of the noise that mechanisms add to a coordinate.
 
-    The noise is between the two markers on its curve with a given probability.
+    With the given probability, the noise is between the two markers on its curve.
 
     Args:
         mechanisms: maps names in the legend to mechanisms with additive noise. For `bernstein`, the

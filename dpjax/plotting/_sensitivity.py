@@ -35,9 +35,9 @@ def sensitivity_ecdf(
 ) -> "Axes":
     """Plots the empirical distribution function of sampled distances, and the chosen distance.
 
-    Bands show where the true distribution function may be: "dkw" covers all distances
-    simultaneously, "beta" each single distance (Clopper-Pearson). For a single order statistic,
-    "beta" is right, and it is narrow in the tails.
+    Bands show where the true distribution function may be: "dkw" is valid for all distances
+    simultaneously, and "beta" (Clopper-Pearson) for each single distance. Use "beta" for one order
+    statistic; it is narrow in the tails.
 
     Args:
         distances: the distances of m pairs, shape (m,), from `dpjax.sample_distances`. NaN and

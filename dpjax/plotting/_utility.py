@@ -73,7 +73,7 @@ def utility(
     array = _variable(data, variable)
     low, high = (_checks.fraction("quantiles", end) for end in quantiles)
     if low >= high:
-        raise ValueError(f"quantiles must be lower and upper end, got {quantiles}")
+        raise ValueError(f"quantiles must be a lower and an upper end, got {quantiles}")
     if ax is not None and (col or row):
         raise ValueError("ax must be None for a grid of panels, which makes a figure of its own")
     rest: list[Any] = [name for name in array.dims if name not in (x, repeat, col, row)]
@@ -82,13 +82,13 @@ def utility(
     wanted = [name for name in (row, col, curve, repeat, x) if name is not None]
     if sorted(map(str, array.dims)) != sorted(wanted):
         raise ValueError(
-            f"data must have dimensions {tuple(wanted)}, got {tuple(array.dims)}: choose with .sel"
-            " or average over the others first"
+            f"data must have dimensions {tuple(wanted)}, got {tuple(array.dims)}: first remove the"
+            " others by .sel or by averaging"
         )
     values = np.asarray(array.transpose(*wanted).values, np.float64)
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
-        raise ValueError(f"data must have numbers along {x!r}, and at least one of all dimensions")
+        raise ValueError(f"data must have numbers along {x!r}, and must not be empty")
     # Every array gets axes for rows, columns and curves, even if there is only one of these.
     values = values.reshape(
         *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]

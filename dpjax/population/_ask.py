@@ -160,9 +160,9 @@ def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -
 def _check_runs(agreeing: float, draws: int) -> None:
     """Raises an error if runs disagree on the probability of the release.
 
-    Then the draws of some runs did not reach the posterior. The draws of all runs may even be
-    equally far from it, and then the differences of their averages do not show the error. If no
-    draw is compatible with the release, another check raises the error.
+    If they disagree, the draws of some runs did not reach the posterior. Perhaps no run reached it:
+    if all are equally far from it, their averages do not show the error. If no draw is compatible
+    with the release, another check raises the error.
     """
     if 0 < agreeing < ISLANDS / 2:
         raise ValueError(

@@ -57,9 +57,10 @@ class Draws:
         return jax.tree.map(average, self.tree)
 
     def quantiles(self, weights: np.ndarray, levels: tuple[float, ...]) -> list[PyTree]:
-        """Returns, for each level, the least value of each number with at least that weight below.
+        """Returns weighted quantiles: a pytree like theta for each level.
 
-        The weight at the value itself is included.
+        A quantile is the least value such that the draws up to this value, itself included, have at
+        least the weight `level`.
         """
         found = np.empty((len(levels), len(self.columns)))
         for i, (order, numbers) in enumerate(self._sorted):

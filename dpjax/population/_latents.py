@@ -207,7 +207,7 @@ class _Walk:
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(keys))
 
     def _needed(self, equation: Equation) -> int:
-        """Returns how many bits are used, because a uniform number uses only the highest bits."""
+        """Returns how many drawn bits are used: a uniform number uses only the highest ones."""
         bits = equation.outvars[0]
         size = aval(bits).dtype.itemsize * 8
         uses = [e for e in self._program.eqns if any(x is bits for x in e.invars)]
@@ -220,7 +220,7 @@ class _Walk:
 
 
 def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
-    """Returns the distinct sources. Refuses a key with several kinds of draws (dependent ones)."""
+    """Returns the distinct sources. Refuses several kinds of draws, which depend, under one key."""
     by_draw: dict[Any, _Source] = {}
     for one in sources:
         before = by_draw.get(one.same, one)

@@ -286,7 +286,7 @@ def _numbers_in(release: Release) -> Value:
 
 
 def _in_order(held: Value, published: TreeSpec) -> Value:
-    """Orders numbers that a release stores by name like the fields of the draw."""
+    """Puts numbers that a release stores by name into the order of the draw's fields."""
     fields = getattr(published.tree(), "_fields", None)
     return [held[field] for field in fields] if fields and isinstance(held, dict) else held
 

@@ -42,8 +42,8 @@ class Population:
             n = _checks.integer("n", n, least=1, most=capacity)
         elif capacity is None:
             raise ValueError(
-                "capacity must be the public number of slots, as n is a function of theta: the"
-                " release took PaddedRecords with that many slots"
+                "capacity must be given, because n is a function of theta: pass the number of"
+                " slots of the PaddedRecords that the release took"
             )
         return cls(model, n, capacity)
 

@@ -12,8 +12,8 @@ from jax.scipy.linalg import solve_triangular
 # The least variance of standardized numbers. It makes the covariance matrix invertible if numbers
 # are equal.
 _LEAST_VARIANCE = 1e-6
-# The least fraction of the variance of a number that the numbers before it may leave unexplained.
-# Below it, float32 is too coarse for the lengths of `margins`.
+# If the numbers before a number leave less than this fraction of its variance unexplained, float32
+# is too coarse for the lengths in `margins`.
 _LEAST_UNEXPLAINED = 1e-3
 _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 
@@ -80,7 +80,7 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
         white = solve_triangular(root, every, lower=True)
         lengths = jnp.sqrt(jnp.sum(white[:, 1:] ** 2, axis=0))
     unexplained = jnp.square(jnp.diagonal(root)) / jnp.diagonal(scatter)
-    # False if Cholesky's method fails, because all entries of `root` are NaN then.
+    # If Cholesky's method fails, all entries of `root` are NaN, and this is False.
     is_accurate = jnp.all(unexplained >= _LEAST_UNEXPLAINED)
     lengths = jnp.where(is_accurate & ~jnp.isnan(lengths), lengths, jnp.inf)
     return jnp.concatenate([jnp.nan_to_num(white[:, 0]), jnp.sort(lengths)])
@@ -120,7 +120,7 @@ def _without_nan(points: jax.Array) -> jax.Array:
 
 
 def _standardized(points: jax.Array) -> jax.Array:
-    """Returns distances from the medians in interquartile ranges, clipped to a finite range."""
+    """Subtracts the medians, divides by the interquartile ranges, and clips to a finite range."""
     largest = jnp.finfo(points.dtype).max / 4
     finite = jnp.clip(points, -largest, largest)
     ordered = jnp.sort(finite, axis=0)
@@ -180,10 +180,11 @@ class _Cells(NamedTuple):
 class Search:
     """Searches the unit cube for large p-values, by cells that are split adaptively.
 
-    A point *belongs* if its upper p-value exceeds alpha. A cell is left out only if the upper
-    p-value for all margins near those of its places is at most alpha. The places are its corners,
-    its middle, and the middles of its edges and faces. Near means: between their extremes, or at
-    most half of this range beyond. This includes all margins that are quadratic along a line.
+    A point *belongs* if its upper p-value exceeds alpha. The *places* of a cell are its corners,
+    its middle, and the middles of its edges and faces. A cell is left out only if the upper p-value
+    is at most alpha for all margins in a range: from the least to the largest margin at its places,
+    and half as far again on both sides. If margins are quadratic along a line, this range contains
+    them.
     """
 
     def __init__(self, evaluate: Evaluate, alpha: float, dims: int, numbers: int = 1):

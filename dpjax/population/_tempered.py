@@ -258,7 +258,7 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
 
 
 def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
-    """Returns the largest rise of the power that keeps a fraction `_SHARE` effective."""
+    """Returns the largest rise of the power whose weights keep a fraction `_SHARE` effective."""
 
     def fits(rise: jax.Array) -> jax.Array:
         weights = jnp.exp(rise * (log - jnp.max(log)))
@@ -302,11 +302,11 @@ def runs_that_count(weights: np.ndarray) -> float:
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
     """Returns how many independent draws would estimate averages as well as the islands do.
 
-    The islands are independent, so the differences of their averages show the error, by the
-    jackknife: it leaves out one island at a time. If one island has nearly all of the weight, its
-    average is nearly that of all draws, so its difference from this average does not show the
-    error. For each column two averages are used: of its numbers, and of their distances from the
-    mean. The worst average determines the size, so the size is rather too small than too large.
+    The islands are independent, so the jackknife, which leaves out one island at a time, measures
+    the error. Differences from the average of all draws would not: if one island has nearly all of
+    the weight, its average is nearly the same. For each column two averages are used: of its
+    numbers, and of their distances from the mean. The worst average determines the size, so the
+    size is rather too small than too large.
     """
     if not weights.sum() > 0:
         return 0.0

@@ -136,7 +136,7 @@ def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) 
 def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
     """Refuses a posterior with too few effective draws.
 
-    Omitting it would omit narrow posteriors.
+    Such posteriors are narrow, so leaving them out would make the widths too large.
     """
     least = float(cell["effective_size"].min())
     if least < LEAST_SIZE:

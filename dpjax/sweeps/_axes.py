@@ -23,8 +23,9 @@ from dpjax.random._keys import check_sampling_key
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:
     """Returns a hash of 128 bits of a parameter and its value, equal for equal values.
 
-    Numbers are equal if they are in JAX's dtypes, whatever the dtype: 1, 1.0 and float32's 1 are
-    equal, and 0.0 equals -0.0. Functions and enum members are equal if their names are.
+    Numbers are converted to JAX's dtypes, and then compared without regard to the dtype: 1, 1.0 and
+    float32's 1 are equal, and 0.0 equals -0.0. Functions and enum members are equal if their names
+    are.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is None)
     parts = tuple((jax.tree_util.keystr(path), _canonical(name, leaf)) for path, leaf in leaves)
@@ -207,7 +208,7 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 
 
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
-    """Returns the coordinates of an axis: the given numbers, or for trees an index and numbers."""
+    """Returns the coordinates of an axis: its numbers, or for a tree an index and its numbers."""
     paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
     names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
     if len(set(names)) < len(names):
@@ -259,8 +260,8 @@ def _label(name: str, value: PyTree) -> object:
 
 
 def _array_of_labels(labels: list[object]) -> np.ndarray:
-    # Numbers become a numeric coordinate. Python also counts booleans as integers, so a mixture of
-    # numbers and booleans does not.
+    # Labels that are all numbers, or all booleans, become a numeric coordinate. A mixture does not,
+    # although Python counts booleans as integers.
     numbers = all(isinstance(label, (int, float, np.number)) for label in labels)
     booleans = [isinstance(label, bool) for label in labels]
     if numbers and all(booleans) == any(booleans):

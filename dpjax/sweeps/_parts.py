@@ -280,8 +280,8 @@ def _trace(
             "function must not close over a traced value, because sweep runs on the host: call "
             "sweep outside of jit and vmap"
         )
-    # The program is hashed at once, because the function may write to an array that it closes over
-    # while the next part is traced.
+    # The program is hashed here, before the next part is traced, because the function may then
+    # write to an array that it closes over.
     _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])
     cells = list[bytes]()

@@ -132,8 +132,8 @@ def rehearse(
                 drawn[name] = one.published(drawn[name]) if one.published else drawn[name]
         for name, found in drawn.items():
             if selecting:
-                # If some mechanisms are selections, noisy scores select as many options as the
-                # first selection.
+                # If one mechanism selects by scores, the noisy scores of the others are used to
+                # select, too: as many options as the first mechanism that selects.
                 like = drawn[next(iter(selecting))]
                 chosen = found if name in selecting else _largest(found, like)
                 answer, found = _best_and_selected(value, chosen)
@@ -264,7 +264,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
 def _numbers(
     variables: Mapping[str, tuple[tuple[Hashable, ...], np.ndarray]], start: str, axes: int
 ) -> np.ndarray:
-    """Flattens all axes except the first `axes`, in float64, because results are subtracted."""
+    """Flattens axes after the first `axes`. Casts to float64, because results are subtracted."""
     arrays = [array for name, (_, array) in variables.items() if name.startswith(start)]
     rows = [x.astype(np.float64).reshape(*x.shape[:axes], -1) for x in arrays]
     return np.concatenate(rows, axis=axes)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 _MARGINAL = "marginal"
-# `sel(name=value)` selects along a dimension of a dataset, and it already has an argument "method".
+# The first dimension is not called "method", because `Dataset.sel` has an argument of this name.
 _DIMENSIONS = ("operating_method", "confidence", "gamma")
 
 

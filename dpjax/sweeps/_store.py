@@ -57,7 +57,7 @@ class Store:
 
     @contextlib.contextmanager
     def agreement(self) -> Generator[None]:
-        """Reads the folder. Other processes wait with doing so until the block ends."""
+        """Reads the folder. Until the block ends, other processes wait before they read it."""
         with locked(self.path / "lock"):
             self._forget_runs()
             try_lock(self._users, shared=True)

@@ -116,7 +116,7 @@ class Work:
         nothing = chunks[0][:0]
 
         def claimed() -> Iterator[list[np.ndarray]]:
-            """Yields each device's chunk for every step; empty if another process claimed it."""
+            """Yields a chunk for each device, an empty one if another process has it."""
             for step in layout.steps():
                 mine = [nothing if c is None else chunks[c] for c in step]
                 if store is not None:

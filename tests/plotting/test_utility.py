@@ -47,7 +47,7 @@ def test_results_of_xarray_are_drawn(sweep, ax):
     names = xarray.DataArray(np.ones((2, 3)), {"epsilon": ["a", "b"]}, ("epsilon", "repeat"))
     with pytest.raises(ValueError, match="numbers along 'epsilon'"):
         utility(names, ax=ax)
-    with pytest.raises(ValueError, match="at least one of all dimensions"):
+    with pytest.raises(ValueError, match="must not be empty"):
         utility(names.assign_coords(epsilon=[1, 2])[:, :0], ax=ax)
     array = xarray.DataArray(sweep.values, sweep.coords, sweep.dims, "error", {"units": "%"})
     utility(array.to_dataset().sel(norm="global"), ax=ax)
@@ -65,7 +65,7 @@ def test_what_is_not_clear_is_refused(sweep, ax):
         ({"data": both, "variable": "loss"}, "got 'loss'"),
         ({"data": sweep, "x": "m"}, "data must have dimensions .*'m'"),
         ({"data": sweep, "curve": "epsilon"}, "data must have dimensions"),
-        ({"data": sweep, "quantiles": (0.9, 0.1)}, "quantiles must be lower and upper end"),
+        ({"data": sweep, "quantiles": (0.9, 0.1)}, "quantiles must be a lower and an upper end"),
     ):
         with pytest.raises(ValueError, match=message):
             utility(**arguments, ax=ax)
