@@ -220,7 +220,7 @@ class _Walk:
 
 
 def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
-    """Returns the distinct sources. Refuses several kinds of draws, which depend, under one key."""
+    """Returns the distinct sources. Refuses a key that is used for two different draws."""
     by_draw: dict[Any, _Source] = {}
     for one in sources:
         before = by_draw.get(one.same, one)
