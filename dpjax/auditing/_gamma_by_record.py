@@ -296,7 +296,8 @@ def _further_apart(
                 chunk_size=plan.layout.size,
             )
             wide = distances.astype(jnp.result_type(float))
-            # If a distance is NaN, the pair may be uncovered, but not certainly.
+            # A pair whose distance is NaN may be uncovered, but does not count as certainly
+            # uncovered.
             further = jnp.stack([~(wide <= least), wide > most])
             return jnp.sum(further, axis=1, dtype=jnp.int32)
 

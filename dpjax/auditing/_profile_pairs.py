@@ -128,7 +128,7 @@ def sampled_stretches(
         point=point,
         released=partial(_with_releases, joint),
     )
-    # float32 is sorted much faster than float64.
+    # Sorting float32 is much faster than sorting float64.
     sampled, losses = sampled.T if sampled.ndim > 1 else (np.sort(sampled), None)
     # The computation of the norm adds a rounding error for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))

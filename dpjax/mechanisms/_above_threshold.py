@@ -217,7 +217,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         return jnp.clip(jnp.where(jnp.isnan(answers), 0, answers), -high, high)
 
     def range(self) -> tuple[Scalar, Scalar]:
-        """The interval to which answers are clamped: 2^61 grid steps, about 10^13 sensitivities."""
+        """The interval to which answers are clamped: 2^61 grid steps around 0, or 10^13
+        sensitivities."""
         exponent = self._noise().numbers.exponent
         high = as_number(power_of_two(exponent, jnp.result_type(float)) * 2.0**61)
         return -high, high
@@ -252,7 +253,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         like: PyTree = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A distance from the threshold beyond which comparisons are correct, at a confidence.
+        """How far an answer must be from the threshold to be compared correctly, at a confidence.
 
         Args:
             confidence: in (0, 1).

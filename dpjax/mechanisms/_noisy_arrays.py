@@ -347,7 +347,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _norm_of_noise(self) -> Norm:
-        """Returns the norm in which the distance of arrays determines the privacy loss."""
+        """Returns the norm of the distance between arrays that determines the privacy loss."""
         return self.norm
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -431,8 +431,9 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         """The interval to which values are clamped.
 
         For floats it is 2^93 steps of the grid on either side of 0. For a vector of 10^9 numbers at
-        epsilon 1, this is more than 10^15 sensitivities. Near such numbers, the spacing of float64
-        is wider than a sensitivity. For integers it is the range of the released dtype.
+        epsilon 1, this is more than 10^15 sensitivities. Two neighboring float64 numbers of this
+        size are further apart than a sensitivity. For integers it is the range of the released
+        dtype.
 
         Args:
             shape: the shape of the value; () by default.

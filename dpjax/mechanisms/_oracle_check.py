@@ -153,7 +153,7 @@ class OracleCheck(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        """Log probability of the counts.
+        """Log probability of the counts, without the p-value.
 
         The p-value depends only on the counts and public randomness.
 

@@ -262,7 +262,7 @@ def propose_test_release(
     low, high = check_bounds(lower, upper)
     proposed = _checks.positive("bound", bound)
     least, most = _LEAST_BOUND * (high - low), high - low
-    # Concrete numbers are computed on the host, because float32 would round a tiny delta.
+    # Concrete numbers are computed on the host, because a tiny delta would be 0 in float32.
     traced = _checks.is_traced(delta)
     scales = jnp.maximum(-jnp.log(2 * delta), 0) if traced else max(-math.log(2 * delta), 0.0)
     in_range = (least <= proposed) & (proposed <= most)

@@ -361,7 +361,7 @@ def log_weights(name: str, weights: ArrayLike) -> tuple[float, ...]:
         )
     found = _checks.host_numbers(name, weights).astype(np.float64)
     if found.ndim != 1 or not found.size or np.isnan(found).any() or not found.max() < math.inf:
-        raise ValueError(f"{name} must be log weights, shape (K,), got {_checks.shown(weights)}")
+        raise ValueError(f"{name} must be log weights of shape (K,), got {_checks.shown(weights)}")
     if found.max() == -math.inf:
         raise ValueError(f"{name} must be above -inf for at least one response, got only -inf")
     return tuple(found.tolist())

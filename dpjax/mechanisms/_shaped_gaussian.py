@@ -103,7 +103,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds the error of each coordinate by the noise and by rounding to both grids.
+        """Bounds each error by the noise and by rounding to the two grids, of noise and of value.
 
         Simultaneous bounds assume independent coordinates, which is the worst case (Šidák 1967).
         """
@@ -114,7 +114,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def _scales_and_steps(
         self, array: ArrayOrShape, calibration: Calibration
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the noise scale and the rounding error of both grids, for each coordinate."""
+        """Returns each coordinate's scale of noise, and its rounding error (of noise and value)."""
         matrix = self._shape.matrix
         scales = self._scale_drawn(array, calibration) * np.linalg.norm(matrix, axis=1)
         # The error of rounding to the grid of the noise is also multiplied by the matrix A.

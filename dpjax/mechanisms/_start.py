@@ -53,7 +53,7 @@ def begin(
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """Returns the number of entries of an array of this shape, which must be at least 1."""
+    """Returns the number of entries of an array of this shape. Refuses a shape with a 0."""
     return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
 
 

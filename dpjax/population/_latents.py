@@ -31,7 +31,7 @@ class _Source:
         shape: the shape of the drawn array.
         dtype: the dtype of the drawn array.
         needed: how many of the highest bits are used.
-        keys: the words of the keys of the draw in the first evaluation.
+        keys: the keys of the draw in the first evaluation, as words.
     """
 
     law: Literal["bits", "key", "uniform", "normal"]

@@ -19,8 +19,9 @@ from dpjax._core._values import Inside, KnowsSensitivity, Mechanism, Sensitivity
 from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
-# `needed` rounds bounds up. A user may pass the same bound rounded to nearest, which is smaller by
-# at most this factor. The scale of the noise that is drawn is rounded up by more than this.
+# A user may pass a bound that was rounded to nearest. It is smaller than the bound of `needed`,
+# which is rounded up, by at most this factor. It is accepted, because the scale of the noise is
+# rounded up by more than this factor.
 _TO_NEAREST = 1 + 2.0**-50
 _COMPILED = type(jax.jit(lambda: None))
 

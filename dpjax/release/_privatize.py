@@ -182,7 +182,7 @@ class PrivateFunction:
         return records, kind
 
     def _read_parts(self, parts: Parts) -> tuple[Unsummed, _Kind]:
-        """Returns the computation of the parts' totals, which runs after payment; and its kind."""
+        """Returns the totals of the parts, which are computed after payment, and their kind."""
         sensitivity, target = self.mechanism.sensitivity, knowing(self.target)
         if not isinstance(target, AddsUp) or sensitivity.records is not None:
             raise TypeError(
@@ -433,7 +433,7 @@ def _check_platform(records: Database, *, convolves: bool = False) -> None:
     if unknown:
         known = "CPUs alone, for a convolution" if convolves else "CPUs and GPUs"
         raise ValueError(
-            f"a proved sensitivity covers the rounding of {known}, but the database is on"
+            f"a proved sensitivity covers only rounding errors of {known}, but the database is on"
             f" {', '.join(unknown)}: move the database to another device, for example by"
             " jax.device_put"
         )

@@ -193,7 +193,7 @@ def _solve(
     slope = jnp.where(at.spare < _DECIDED * cap, cap, at.slope)
     slope = jnp.where(at.slope < _DECIDED * cap, 0, slope)
     few = rows.T[chosen].T
-    # The slopes that are fixed may not add up to zero, so a penalty keeps the bias near its last
+    # The sum of the fixed slopes can differ from zero, so a penalty keeps the bias near its last
     # value.
     held = jnp.where(weights_only, penalty, _LAST_BIAS_HOLD * cap)
     pull = rows @ slope - few @ slope[chosen] + (held - penalty) * at.theta

@@ -56,7 +56,7 @@ class _Objective(NamedTuple):
         strength: lambda.
         curvature: the largest curvature of the loss of a record along a unit vector.
         longest: W, a bound on the length of the exact minimizer.
-        pull: a bound on the gradient of the loss of a record at weights of at most this length.
+        pull: a bound on the gradient of the loss of a record, at weights no longer than W.
         gradient_error: maps d to a bound on the rounding of a gradient, in units of eps.
     """
 
