@@ -58,9 +58,9 @@ def test_a_multiplier_for_three_coordinates_releases_no_other_number(key):
     assert mechanism(key, jnp.zeros(3)).value.shape == (3,)
     for wrong in (jnp.zeros(5), jnp.zeros(2), 0.0, {"a": jnp.zeros(2), "b": jnp.zeros(2)}):
         for release in (mechanism, jax.jit(mechanism), mechanism.unpaid_draw):
-            with pytest.raises(ValueError, match="value must have 3 coordinates"):
+            with pytest.raises(ValueError, match="value must have dims=3 coordinates"):
                 release(key, wrong)
-    with pytest.raises(ValueError, match="value must have 3 coordinates"):
+    with pytest.raises(ValueError, match="value must have dims=3 coordinates"):
         mechanism.error(shape=(5,))
     with pytest.raises(ValueError, match="dims must be"):
         additive(0.5, 0.25, norm="linf", noise=LAPLACE, dims=0)
