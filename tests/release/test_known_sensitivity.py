@@ -218,10 +218,8 @@ def test_a_norm_in_which_nothing_is_known_is_refused(made):
 
 def test_a_relation_in_which_nothing_is_known_is_refused():
     bound = dpjax.assume_sensitivity(100.0, norm="l1", relation=ADDED, n=N)
-    with pytest.raises(
-        ValueError,
-        match="in l1 under add-or-remove-one, but a BoundedSum knows its sensitivity only in l1, l2, linf under replace-one",
-    ):
+    known = "but a BoundedSum knows its sensitivity only in l1, l2, linf under replace-one"
+    with pytest.raises(ValueError, match=f"in l1 under add-or-remove-one, {known}"):
         dpjax.privatize(MEAN, laplace(bound))(KEY, AGES)
 
 
