@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import estimate
-from dpjax._core._labels import draws_releases, names_of
+from dpjax._core._labels import Labels, draws_releases, names_of
 from dpjax._core._values import Release
 from dpjax.mechanisms._bernstein import BernsteinPolynomial, approximate_bernstein
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
@@ -136,7 +136,8 @@ def release_with_error(
         ax: the axes to draw on; None makes a figure.
 
     Returns:
-        The axes.
+        The axes. A release of a table has its statistic and its columns on the axes, and dates and
+        times are drawn as such.
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
@@ -178,21 +179,43 @@ def release_with_error(
             f"names must have {len(values)} entries, one for each number, got {len(names)}"
         )
     ax, places = axes_or_new(ax), np.arange(len(values))
+    labels = release.labels or Labels("value")
+    # matplotlib counts dates and times in days since 1970.
+    per = 86400.0 if labels.moments == "times" else 1.0
+    if labels.moments in ("dates", "times"):
+        ax.yaxis_date()
     at_once = " at once" if simultaneous and len(values) > 1 else ""
     try:
         low, high = map(_flat, release.interval(probability, simultaneous=simultaneous))
-        reach, label = (values - low, high - values), f"{probability:.4g} interval{at_once}"
+        reach = (values - low) / per, (high - values) / per
+        label = f"{probability:.4g} interval{at_once}"
     except ValueError:  # The error message of `interval` explains why there is no interval.
         reach, label = None, "no interval is known"
     look = {"color": BLUE, "marker": "o", "linestyle": "none", "capsize": 3}
-    ax.errorbar(places, values, yerr=reach, label=f"release, {label}", **look)
+    ax.errorbar(places, values / per, yerr=reach, label=f"release, {label}", **look)
     if truth is not None:
         look = {"color": VERMILION, "marker": "x", "linestyle": "none", "zorder": 3}
-        ax.plot(places, _flat(truth), label="truth, not private", markersize=9, **look)
+        ax.plot(places, _flat(truth) / per, label="truth, not private", markersize=9, **look)
     ax.set_xlim(-0.5, len(values) - 0.5)
-    ax.set_xticks(places if any(names) else [], names if any(names) else [])
-    ax.set(xlabel="coordinate" if len(values) > 1 else "", ylabel=with_unit("value", unit))
+    slanted = {"rotation": 45, "ha": "right"} if sum(map(len, names)) > _MOST_IN_LINE else {}
+    ax.set_xticks(places if any(names) else [], names if any(names) else [], **slanted)
+    unit = "s" if labels.moments == "durations" and not unit else unit
+    ax.set(xlabel=_axis_of(release, len(values)), ylabel=with_unit(labels.statistic, unit))
     return legend_above(ax, columns=1)
+
+
+def _axis_of(release: Release, numbers: int) -> str:
+    """Returns the label of the axis of numbers: names of columns, if a release knows them."""
+    if numbers == 1:
+        return ""
+    if release.labels is None or not jax.tree_util.all_leaves([release.value]):
+        return "coordinate"
+    axes = release.labels.axes_of("", np.ndim(release.value))
+    return "coordinate" if None in axes else ", ".join(axis[0] for axis in axes if axis)
+
+
+# More characters of names than this do not fit beside each other.
+_MOST_IN_LINE = 50
 
 
 def _flat(tree: Any) -> np.ndarray:

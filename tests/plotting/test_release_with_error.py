@@ -57,6 +57,41 @@ def test_without_truth_nothing_but_the_release_is_drawn(ax):
     ]
 
 
+def test_a_release_of_a_table_is_drawn_with_its_columns_and_dates(ax):
+    days = np.datetime64("2020-01-01") + np.arange(600) % 60
+    frame = {"ward": np.repeat(["A", "B"], 300), "day": days, "minute": days.astype("M8[s]")}
+    table = dpjax.PrivateTable(frame, most_rows=700)
+    ends = {name: (np.datetime64("2020-01-01"), np.datetime64("2020-03-01")) for name in frame}
+    for column in ("day", "minute"):
+        ax.clear()
+        release = table.mean(
+            column,
+            bounds=ends,
+            by={"ward": ["A", "B"]},
+            epsilon=9.0,
+            key=dpjax.random.seeded_key(0),
+        )
+        release_with_error(release, ax=ax)
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("ward", f"mean of {column} by ward")
+        (container,) = ax.containers
+        drawn = np.datetime64("1970-01-01") + container[0].get_ydata().round().astype("m8[D]")
+        middle = np.datetime64("2020-01-30")
+        assert np.all(np.abs(drawn - middle) <= np.timedelta64(2, "D"))
+        low, high = bars(ax)
+        assert np.all((low < container[0].get_ydata()) & (container[0].get_ydata() < high))
+        assert np.all(high - low < 10)
+        ax.figure.canvas.draw()
+        assert "2020" in ax.yaxis.get_major_formatter().format_data(drawn[0].astype(float))
+
+
+def test_names_that_do_not_fit_beside_each_other_are_slanted(ax):
+    names = ["a name of a cell"] * 12
+    release_with_error(
+        dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), np.zeros(12)), names=names, ax=ax
+    )
+    assert {text.get_rotation() for text in ax.get_xticklabels()} == {45.0}
+
+
 def test_a_tree_is_drawn_with_the_names_of_its_parts(ax):
     release = LAPLACE(dpjax.random.seeded_key(0), {"a": VALUE, "b": VALUE[0]})
     release_with_error(release, ax=ax)
