@@ -153,7 +153,8 @@ def participation_losses(
 
     Source:
         Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (2024), arXiv 2410.06266; Chua et al.
-        (2024), arXiv 2412.16802, for independent noise; arXiv 2602.09338, for separated batches.
+        (2024), arXiv 2412.16802, for independent noise; Dong and Ganesh (2026), arXiv 2602.09338,
+        for separated batches.
 
     Example:
         >>> import dpjax

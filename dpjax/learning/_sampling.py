@@ -460,9 +460,8 @@ def min_separation_sampling(
         identifies the key. If steps used different keys, `guarantee` raises an error.
 
     Source:
-        Choquette-Choo, Ganesh, Haque, Steinke and Thakurta, "Near-exact privacy amplification for
-        matrix mechanisms" (2024), arXiv 2410.06266; arXiv 2602.09338, for the first batch and the
-        privacy loss. docs/proofs/correlated-noise.md has a proof.
+        Dong and Ganesh, "Privacy Amplification for BandMF via b-Min-Sep Subsampling" (2026), arXiv
+        2602.09338. docs/proofs/correlated-noise.md has a proof.
 
     Example:
         >>> import dpjax

@@ -8,6 +8,7 @@ ratio in which the record may join the batch of step s, and J_s that in which it
 
     J_s = q L_s A_s,    A_{s+1} = (1 - q) A_s + J_{s+1-b}.
 
+Dong and Ganesh (2026), arXiv 2602.09338, have this recursion, from the last step to the first.
 docs/proofs/correlated-noise.md has the proof.
 """
 
@@ -72,13 +73,14 @@ class _Row(NamedTuple):
     Attributes:
         wait: the number of steps until the record may join a batch.
         age: the number of rows since the record's last batch, but at most the number of bands.
-        rows: the last rows, for a database with the record and for one without it.
+        sums: mu_s . x over the rows so far, for a database with the record and for one without it,
+            and each of the last steps s whose rows are not complete.
         ratio: the likelihood ratio of both.
     """
 
     wait: jax.Array
     age: jax.Array
-    rows: jax.Array
+    sums: jax.Array
     ratio: Ratio
 
 
@@ -94,36 +96,41 @@ def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> 
     steps, bands = columns.shape
     assert bands <= sampling.groups
     key_first, key_rows = jax.random.split(key)
-    # A step is complete when its last row is drawn, which is bands - 1 rows later. Steps before the
+    # A step is complete when its last row is drawn, which is `before` rows later. Steps before the
     # first and after the last one change no row, and so do not change the ratio.
     before = bands - 1
     blocks = -(-(steps + before) // _BLOCK)
-    after = blocks * _BLOCK - steps
-    padded = jnp.asarray(np.pad(columns, ((before, after), (0, 0))))
-    halves = (padded**2).sum(1) / 2
+    rows = blocks * _BLOCK
+    padded = np.pad(columns, ((before, rows - steps), (0, 0)))
+    halves = jnp.asarray((padded[:rows] ** 2).sum(1) / 2)
+    # How much a batch in step row - before + k changes this row, at [row, k].
+    changes = jnp.asarray(
+        np.stack([padded[k : k + rows, before - k] for k in range(bands)], axis=1)
+    )
 
     def one_row(state: _Row, drawn: tuple[jax.Array, ...]) -> tuple[_Row, None]:
         row, noise, chance = drawn
         joins = (state.wait == 0) & (chance < sampling.rate)
         wait = jnp.where(joins, sampling.groups - 1, jnp.maximum(state.wait - 1, 0))
         age = jnp.where(joins, 0, jnp.minimum(state.age + 1, bands))
-        own = padded[before + row - jnp.minimum(age, before), jnp.minimum(age, before)]
-        both = noise + jnp.stack([jnp.where(age < bands, own, 0.0), jnp.zeros_like(own)])
-        rows = jnp.concatenate([state.rows[1:], both[None]])
-        log_ratio = padded[row] @ rows - halves[row]
-        return _Row(wait, age, rows, state.ratio.after(row - before, log_ratio, sampling)), None
+        own = jnp.where(age < bands, changes[row, jnp.maximum(before - age, 0)], 0.0)
+        both = noise + jnp.stack([own, jnp.zeros_like(own)])
+        sums = state.sums + jnp.outer(both, changes[row])
+        ratio = state.ratio.after(row - before, sums[:, 0] - halves[row], sampling)
+        left = jnp.concatenate([sums[:, 1:], jnp.zeros((2, 1))], axis=1)
+        return _Row(wait, age, left, ratio), None
 
     def one_block(state: _Row, number: jax.Array) -> tuple[_Row, None]:
         key_noise, key_joins = jax.random.split(jax.random.fold_in(key_rows, number))
         noise = jax.random.normal(key_noise, (_BLOCK,), jnp.float64)
         chance = jax.random.uniform(key_joins, (_BLOCK,), jnp.float64)
-        rows = number * _BLOCK + lax.iota(jnp.int32, _BLOCK)
-        return lax.scan(one_row, state, (rows, noise, chance))
+        own_rows = number * _BLOCK + lax.iota(jnp.int32, _BLOCK)
+        return lax.scan(one_row, state, (own_rows, noise, chance))
 
-    nothing = jnp.int32(bands), jnp.zeros((bands, 2)), Ratio.at_start(sampling, (2,))
+    nothing = jnp.int32(bands), jnp.zeros((2, bands)), Ratio.at_start(sampling, (2,))
     start = _Row(_first_wait(key_first, sampling), *nothing)
     last, _ = lax.scan(one_block, start, lax.iota(jnp.int32, blocks))
-    having, lacking = last.ratio.total(blocks * _BLOCK - before)
+    having, lacking = last.ratio.total(rows - before)
     return jnp.stack([having, -lacking])
 
 
