@@ -168,7 +168,7 @@ def test_no_record_of_many_steps_moves_rows_further_than_it_pays_for(groups, pub
             two, *_ = published(strategy, neighbor, one + noise)
             rows = np.linalg.norm((one - two).astype(float), axis=1) / scales[0]
             # The last digits of float32 move the sums a little further than by the norm bound.
-            assert np.all(rows <= losses._shifts(first) + 1e-6), name
+            assert np.all(rows <= losses._shifts(first, apart=groups) + 1e-6), name
             whole = 2.0 * np.linalg.norm(rows) / strategy.overlap(groups=groups, steps=10)
             assert whole <= 1
             farthest = max(farthest, whole)
