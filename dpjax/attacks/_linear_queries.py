@@ -190,8 +190,8 @@ def reconstruct_by_linear_program(
         raise ValueError(f"answers must have shape (m,), got {list(noisy.shape)}")
     limit = _checks.positive("seconds", seconds)
     m, n = matrix.shape
-    # The variables are x, above and below. The program minimizes sum(above) + sum(below) subject to
-    # queries @ x + above - below = answers.
+    # The variables are three vectors, `x`, `above` and `below`. The program minimizes sum(above) +
+    # sum(below) subject to queries @ x + above - below = answers.
     found = scipy.optimize.linprog(
         np.repeat([0.0, 1.0], [n, 2 * m]),
         A_eq=scipy.sparse.hstack([matrix, scipy.sparse.eye(m), -scipy.sparse.eye(m)], format="csr"),

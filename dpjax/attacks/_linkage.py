@@ -78,7 +78,7 @@ def linkage(table: Table, register: Table, *, on: Sequence[str]) -> Linkage:
 
 
 def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
-    """The number of rows of a table with the same quasi-identifiers as each row, itself included.
+    """For each row of a table, the number of rows with equal quasi-identifiers, itself included.
 
     The table is k-anonymous, where k is the least of these numbers.
 

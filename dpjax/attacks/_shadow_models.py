@@ -194,7 +194,7 @@ LiraVariance = Literal["record", "pooled"]
 
 
 class _Fit(NamedTuple):
-    """Normal distributions fitted for every model and record, without the attacked model."""
+    """For every attacked model and record, a normal distribution fitted to the other models."""
 
     mean: jax.Array
     variance: jax.Array

@@ -405,7 +405,7 @@ def _slope(
 def _adam(
     slopes: list[jax.Array], means: list[jax.Array], squares: list[jax.Array]
 ) -> tuple[list[jax.Array], tuple[list[jax.Array], list[jax.Array]]]:
-    """Returns Adam's update directions, of about 1 in every coordinate, and its new state."""
+    """Returns Adam's update directions, whose coordinates are about 1, and its new state."""
     means = [0.9 * m + 0.1 * g for m, g in zip(means, slopes, strict=True)]
     squares = [0.99 * s + 0.01 * g * g for s, g in zip(squares, slopes, strict=True)]
     directions = [m / (jnp.sqrt(s) + 1e-30) for m, s in zip(means, squares, strict=True)]
@@ -439,9 +439,10 @@ def _changed(
 
 
 def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> AdversarialPair:
-    """Returns the pair with the largest distance, measured on each database alone.
+    """Returns the pair with the largest distance.
 
-    In a batch, values may be rounded differently.
+    Its distance is computed again, on each database alone, because values may be rounded
+    differently in a batch.
     """
     alone = jax.jit(search.program)
     heights = jax.jit(jax.vmap(search.log_distance))(found, places)

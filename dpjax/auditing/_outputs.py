@@ -323,7 +323,7 @@ class SamplePlan:
     """How many outputs of each value are used for each purpose. Each output has one purpose."""
 
     batch: int  # The number of outputs of one call of the compiled program.
-    # The number of outputs that propose events. A second sample of this size chooses one.
+    # The number of outputs that propose events. A second sample of this size chooses among them.
     learning: int
     bounding: int  # The number of outputs that bound the probabilities of the chosen events.
 
@@ -334,8 +334,8 @@ class Sampler:
     def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
         """Stores a mechanism, which is compiled at its first use if `jit` is true."""
         self.mechanism = mechanism
-        # The program closes over the mechanism, so the parameters of the mechanism are concrete.
-        # Then it draws noise in the same way as outside of `jit`.
+        # The program closes over the mechanism, whose parameters are then concrete. So noise is
+        # drawn in the same way as outside of `jit`.
         compiled = jax.jit(self._trace_outputs, static_argnames="size")
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)

@@ -112,7 +112,7 @@ class Joint:
 def sampled_stretches(
     key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
-    """Returns upper bounds on the stretch of every pair, and on the loss of one release about it.
+    """Returns, for each pair, upper bounds on its stretch and on the loss of a simulated release.
 
     Returns:
         The stretches, sorted unless there are losses; the losses, or None if the stretches alone
@@ -277,7 +277,7 @@ def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax
 def joint_loss(
     joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
 ) -> jax.Array:
-    """Returns the joint privacy loss of one draw of all releases, without a margin for shifts.
+    """Returns the joint privacy loss of one draw of all releases. Errors of shifts are not added.
 
     Args:
         joint: the releases.

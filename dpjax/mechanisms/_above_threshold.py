@@ -289,11 +289,11 @@ def above_threshold(
     """The sparse vector technique: finds the first c queries above a threshold.
 
     Let T be the threshold and q_i the i-th query. The mechanism tests q_i + nu_i >= T + rho for one
-    query after the other, until c tests were true. The noise rho is drawn once, and nu_i is drawn
-    for every query. Queries below the threshold cost nothing, however many there are. The Laplace
-    noises rho and nu_i have scales Delta / epsilon_1 and 2 c Delta / epsilon_2, with epsilon_1 +
-    epsilon_2 = epsilon. The split epsilon_2 = (2c)^(2/3) epsilon_1 minimizes the variance of nu_i -
-    rho. For monotone queries, c replaces 2c.
+    query after the other, until c tests have succeeded. The noise rho is drawn once, and nu_i is
+    drawn for every query. Queries below the threshold cost nothing, however many there are. The
+    Laplace noises rho and nu_i have scales Delta / epsilon_1 and 2 c Delta / epsilon_2, with
+    epsilon_1 + epsilon_2 = epsilon. The split epsilon_2 = (2c)^(2/3) epsilon_1 minimizes the
+    variance of nu_i - rho. For monotone queries, c replaces 2c.
 
     The release contains only the positions of the queries. To release the values of these c
     queries, too, spend another epsilon: `dpjax.laplace(c * Delta, other)` on

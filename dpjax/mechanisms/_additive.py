@@ -433,9 +433,9 @@ def _lost_around(
     """Estimates the relative rounding error of a formula by its deviation from a straight line.
 
     If a formula is smooth, its value at x is nearly on the straight line through two nearby values.
-    For a relative step s, the deviation is proportional to 56 s^2 for x^-7, and to x^2 s^2 for e^x.
-    A deviation above (64 + x^2) s^2, with the same factor, is counted as rounding error. Several
-    steps are tried, because an error need not show at every step.
+    For a relative step s, the deviation is 56 c s^2 for x^-7, and c x^2 s^2 for e^x, with a
+    constant c. The excess over c (64 + x^2) s^2 is counted as rounding error. Several steps are
+    tried, because an error need not show at every step.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):

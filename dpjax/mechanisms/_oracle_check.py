@@ -105,7 +105,7 @@ class OracleCheck(SensitivityMechanism):
 
     @property
     def counting(self) -> AdditiveMechanism:
-        """Adds noise to the counts: a replaced record leaves one bin and enters another."""
+        """The mechanism for the counts: a replaced record leaves one bin and enters another."""
         return _counting(self.epsilon)
 
     @property

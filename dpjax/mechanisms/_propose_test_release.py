@@ -34,7 +34,7 @@ from dpjax.random._release import integer_fit, laplace_steps, steps_to_float
 
 # The spacing of the grid is a power of two such that the proposed bound is 2^11 to 2^12 steps.
 _BOUND_BITS = 12
-# The least ratio of the bound to upper - lower. It ensures that upper - lower is less than 2^30
+# The bound must be at least this fraction of upper - lower. Then upper - lower is less than 2^30
 # steps of the grid.
 _LEAST_BOUND = 2.0**-17
 # This factor covers the rounding errors of `least_distance` in float32.
@@ -66,7 +66,7 @@ class Reply:
 
 @made_by_factory
 class ProposeTestRelease(QuantileMechanism):
-    """Answers only if the bound is true of all nearby databases; made by `propose_test_release`.
+    """Answers only if the bound holds for all nearby databases; made by `propose_test_release`.
 
     Attributes:
         sensitivity: a bound of 1 in the norm "hamming": one record changes.
@@ -149,7 +149,7 @@ class ProposeTestRelease(QuantileMechanism):
         )
 
     def grids(self, value: Value) -> PyTree:
-        """The spacing of answers, in a `Reply`; `value` does not matter."""
+        """The grid spacing of answers, in a `Reply`; it does not depend on `value`."""
         del value
         return Reply(jnp.float32(0), power_of_two(self._exponent, jnp.float32))
 

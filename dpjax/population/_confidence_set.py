@@ -71,7 +71,8 @@ class Simulation:
     def evaluate(self) -> Any:
         """Returns a function that computes p-values and margins of an array of parameters.
 
-        It computes only the first blocks of the array. Their number is an argument.
+        One argument is a number of blocks: the function computes only that many blocks of the
+        array, from the first.
         """
 
         def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -59,7 +59,7 @@ class _Source:
         return jax.ShapeDtypeStruct((len(self._pieces), *self.shape), jnp.result_type(float))
 
     def drawn(self, normal: jax.Array) -> jax.Array:
-        """Computes the draw from normal numbers. Standard normal ones give the draw its law."""
+        """Computes the draw, which has its law if the given numbers are standard normal."""
         if self.law == "normal":
             return normal[0].astype(self.dtype)
         if self.law == "uniform":
@@ -122,7 +122,7 @@ class Latents:
 
     @property
     def places(self) -> jax.Array:
-        """Returns, for each normal number, the index of the draw in the program that uses it."""
+        """Returns, for each normal number, the index of the draw that is computed from it."""
         sizes = [math.prod(spec.shape) for spec in self.specs]
         return jnp.repeat(jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=self.size)
 

@@ -278,7 +278,7 @@ def _drawn(plan: Inside, key: Key, value: Value) -> Value:
 
 
 def _numbers_in(release: Release) -> Value:
-    """Returns the noisy numbers of a release: stored beside its value, or the value itself."""
+    """Returns a release's noisy numbers, which are stored beside its value, or are its value."""
     measured = release.accuracy.measured
     if measured is None:
         return release.value
@@ -345,7 +345,7 @@ def fits(array: np.ndarray, dtype: Any) -> bool:
 
 
 def check_distinct(privates: Sequence[Releases], releases: Sequence[Any]) -> None:
-    """Refuses a release that is given twice, as a ledger may return it. It would count twice."""
+    """Refuses a release that is given twice, as a ledger may return it: it would count twice."""
     for i, j in itertools.combinations(range(len(releases)), 2):
         one, other = releases[i], releases[j]
         both = isinstance(one, Release) and isinstance(other, Release)

@@ -52,10 +52,10 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
     """Returns numbers that determine `upper_p_values`, and change little if theta changes little.
 
     For releases of one number, these are the sorted differences of simulated releases and the
-    observed release. For releases of k numbers, let coordinates be such that the simulated releases
-    have unit variances and no correlations. The result contains the vector from the mean of the
-    simulated releases to the observed release, and then the sorted lengths of the vectors from this
-    mean to the simulated releases.
+    observed release. For releases of k numbers, coordinates are changed so that the simulated
+    releases have unit variances and no correlations. The result contains the vector from the mean
+    of the simulated releases to the observed release, and then the sorted lengths of the vectors
+    from this mean to the simulated releases.
 
     If the numbers are almost collinear, all lengths are infinite, so that they exclude no theta.
 
@@ -89,8 +89,8 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
 def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarray:
     """Returns upper bounds of p-values for parameters whose margins are between `low` and `high`.
 
-    For one number: a depth of d, which is the rank from the nearer end, has a p-value of at most 2
-    d / (R + 1), also with ties. For several numbers, let u be the length of the first vector of the
+    For one number, let the depth d be its rank from the nearer end. Then the p-value is at most 2 d
+    / (R + 1), also with ties. For several numbers, let u be the length of the first vector of the
     margins. `p_value` uses the mean and the scatter of all R + 1 points. By the formula of Sherman
     and Morrison, a simulated point is no more central than the observed one only if its length is
     at least (R - 1) / (R + 1) u / sqrt(1 + u^2 / (R + 1)).
@@ -267,7 +267,7 @@ class Search:
         return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
     def _inner(self) -> np.ndarray:
-        """Returns the extremes of the points that belong: minus the least, then the largest."""
+        """Returns minus the least, and then the largest coordinates of the points that belong."""
         inside = self._all()[0][self._upper_at_points() > self._alpha]
         if not len(inside):
             return np.full(2 * self._dims, -np.inf)

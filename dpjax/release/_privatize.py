@@ -236,11 +236,11 @@ class PrivateFunction:
         return program
 
     def _unchanging(self, target: Target) -> Target:
-        """Returns the target with cached programs, or unchanged if anything in it may change.
+        """Returns the target with cached programs, or the target itself if parts of it may change.
 
         Objects of dpjax are immutable. But they may contain a user's predicate that closes over a
-        variable, which may have changed since the predicate was traced. In this case the target is
-        returned unchanged, so that it is traced again.
+        variable, which may have changed since the predicate was traced. In this case the target
+        itself is returned, so that it is traced again.
         """
         users = self._kept.get(("users", target), "unknown")
         if users == "unknown":

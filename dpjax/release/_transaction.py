@@ -131,7 +131,7 @@ _STEPS_ARE_PAID: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def paid_steps() -> Generator[None]:
-    """A context in which training steps run that were already paid for, before the first step."""
+    """A context for training steps that were all paid for before the first step."""
     token = _STEPS_ARE_PAID.set(True)
     try:
         with untold_programs():

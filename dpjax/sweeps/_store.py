@@ -33,7 +33,8 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Makes the folder if it does not exist."""
         self.path = pathlib.Path(os.fspath(path))
-        # An existing folder may be the root of a mounted disk, whose parent need not be writable.
+        # `check_folder` checks the parent of its argument. An existing folder is checked itself,
+        # because it may be the root of a mounted disk, whose parent need not be writable.
         check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"sweep {self.path} must be a folder, got a file")

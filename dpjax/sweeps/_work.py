@@ -104,7 +104,7 @@ class Work:
                     self._gather(self._store)
 
     def _compute(self, i: int, chunks: list[np.ndarray]) -> None:
-        """Computes the chunks of a part that it can claim, one on every device at a time.
+        """Computes the chunks of a part that this process can claim, one on each device at a time.
 
         A chunk is padded to full size with copies of its own cells. So all chunks run the same
         program, and the bits of a chunk do not depend on other chunks.
