@@ -543,3 +543,24 @@ def test_fit_takes_simulated_losses_and_says_so_on_its_card():
     )  # fmt: skip
     assert found.guarantee.epsilon == pytest.approx(losses.epsilon(1e-2), rel=1e-3)
     assert "in each batch, if in none of the 2 before it" in found.card()
+
+
+def test_a_resumed_fit_draws_the_batches_of_one_that_was_not_interrupted(tmp_path):
+    def train(**given):
+        return learning.fit(
+            seeded_key(1), lambda w, x: jnp.dot(w, x), jnp.zeros(N), database=jnp.eye(N),
+            optimizer=optax.sgd(0.1), epochs=2, clip_norm=1.0, noise_multiplier=2.0, delta=1e-2,
+            sampling=SAMPLING, **given,
+        )  # fmt: skip
+
+    def interrupted(epoch, parameters):
+        del parameters
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "training"
+    with pytest.raises(KeyboardInterrupt):
+        train(checkpoint=path, evaluate=interrupted)
+    resumed, whole = train(checkpoint=path), train()
+    assert np.array_equal(resumed.value, whole.value)
+    assert resumed.guarantee == whole.guarantee
