@@ -158,7 +158,7 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
         (leaks, {}, ValueError, "without making a release"),
         (looks, {}, ValueError, "evaluate must be left out"),
         (own_ledger, {}, ValueError, "ledger must be left out"),
-        (own_steps, {}, ValueError, "a training run pays for all"),
+        (own_steps, {}, ValueError, "a run pays for all of its steps"),
         (looser, released, ValueError, "must make two releases"),
         (pair, released, ValueError, "an epsilon of at most score_epsilon=0.2"),
         (per_person, released, ValueError, "released with privacy_unit='record'"),
