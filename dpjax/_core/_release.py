@@ -40,7 +40,8 @@ _MOST_SHOWN = 6
 
 def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
     """Returns a value as text, with its interval if one is known, such as `3.2 ± 0.4 (95%)`."""
-    if accuracy.kind == "" and labels is not None and labels.moments and np.size(value) > 0:
+    is_array = hasattr(value, "dtype") and np.size(value) > 0 and not _checks.any_traced(value)
+    if accuracy.kind == "" and labels is not None and is_array:
         return f"[{' '.join(labels.texts(np.ravel(value)[:_MOST_SHOWN]))}]"
     measured = jax.tree.leaves(accuracy.measured)
     simulated = bool(accuracy.facts.get("simulated"))

@@ -192,6 +192,7 @@ def test_a_range_that_is_found_is_paid_for(table, tmp_path):
     assert f", found in {median.labels.found}, (epsilon=4," in repr(median)
     release = table.mean("x", bounds=None, epsilon=4.0, key=KEY)
     assert release.guarantee.epsilon == 4
+    assert repr(table.bounds("x", epsilon=4.0, key=KEY)).startswith("Release([16 128], (epsilon=4,")
     assert release.labels.found == "[16, 128]"
     assert ", found in [16, 128], (epsilon=4," in repr(release)
     inside(release, X.mean())
