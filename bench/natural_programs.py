@@ -7,7 +7,7 @@ under add-or-remove-one, in 30 slots, and divides by the same distances under re
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -26,19 +26,20 @@ INTO = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
 OUT = np.random.default_rng(1).normal(size=8).astype(np.float32)
 
 
-def _spec(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+def spec(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """Returns the form of an array with one row for each record."""
     return jax.ShapeDtypeStruct((N, *shape), dtype)
 
 
 # Records and their bounds.
-NUMBERS = (_spec(), (0, 1))
-ROWS = (_spec(3), (0, 1))
-BALL = (_spec(3), Ball(1.0))
-SCORES = ({"s": _spec(), "y": _spec(dtype=jnp.int32)}, {"s": (0, 1), "y": Categories((0, 1))})
-GROUPS = ({"v": _spec(), "g": _spec(dtype=jnp.int32)}, {"v": (0, 1), "g": (0, 4)})
-TIMES = ({"t": _spec(), "e": _spec(dtype=bool)}, {"t": (0, 1), "e": (0, 1)})
-LABELED = ({"x": _spec(3), "y": _spec()}, {"x": Ball(1.0), "y": (-1, 1)})
-WITH_NAN = (_spec(), dpjax.proving.Interval(0, 1, missing=True))
+NUMBERS = (spec(), (0, 1))
+ROWS = (spec(3), (0, 1))
+BALL = (spec(3), Ball(1.0))
+SCORES = ({"s": spec(), "y": spec(dtype=jnp.int32)}, {"s": (0, 1), "y": Categories((0, 1))})
+GROUPS = ({"v": spec(), "g": spec(dtype=jnp.int32)}, {"v": (0, 1), "g": (0, 4)})
+TIMES = ({"t": spec(), "e": spec(dtype=bool)}, {"t": (0, 1), "e": (0, 1)})
+LABELED = ({"x": spec(3), "y": spec()}, {"x": Ball(1.0), "y": (-1, 1)})
+WITH_NAN = (spec(), dpjax.proving.Interval(0, 1, missing=True))
 
 
 class Natural(NamedTuple):
@@ -227,8 +228,8 @@ PROGRAMS: dict[str, Natural] = {
     "deviation from the mean": Natural(lambda x: jnp.abs(x - x.mean()).mean(), NUMBERS, "l1"),
     "Gini by ranks": Natural(_gini, NUMBERS, "l1"),
     "Gini by pairs": Natural(_gini_of_pairs, NUMBERS, "l1"),
-    "geometric mean": Natural(lambda x: jnp.exp(jnp.log(x).mean()), (_spec(), (0.1, 1)), "l1"),
-    "harmonic mean": Natural(lambda x: 1 / (1 / x).mean(), (_spec(), (0.1, 1)), "l1"),
+    "geometric mean": Natural(lambda x: jnp.exp(jnp.log(x).mean()), (spec(), (0.1, 1)), "l1"),
+    "harmonic mean": Natural(lambda x: 1 / (1 / x).mean(), (spec(), (0.1, 1)), "l1"),
     "root": Natural(lambda x: (x**0.5).mean(), NUMBERS, "l1"),
     "powers of 2": Natural(lambda x: (2.0**x).mean(), NUMBERS, "l1"),
     "histogram": Natural(lambda x: jnp.histogram(x, bins=10, range=(0, 1))[0], NUMBERS, "l1"),
@@ -385,17 +386,20 @@ def _bound(one: Natural, added: bool) -> float:
     records, bounds = one.records
     if not added:
         return dpjax.prove_sensitivity(one.target, records, bounds=bounds, norm=one.norm).value
-    slots = PaddedRecords(records, _spec(dtype=bool))
+    slots = PaddedRecords(records, spec(dtype=bool))
     return dpjax.prove_sensitivity(
         lambda d: one.target(d.records), slots, bounds=bounds, norm=one.norm,
         relation="add-or-remove-one",
     ).value  # fmt: skip
 
 
-def run(*names: str, search: bool = False, added: bool = False) -> dict[str, float]:
+def run(
+    programs: Mapping[str, Natural], reached: Mapping[str, float], *names: str,
+    search: bool = False, added: bool = False,
+) -> dict[str, float]:  # fmt: skip
     """Prints each bound, its ratio to the farthest pair, and the seconds; returns the ratios."""
     ratios: dict[str, float] = {}
-    for name, one in PROGRAMS.items():
+    for name, one in programs.items():
         if names and not any(part in name for part in names):
             continue
         start, said = time.perf_counter(), ""
@@ -404,7 +408,7 @@ def run(*names: str, search: bool = False, added: bool = False) -> dict[str, flo
         except NoProofError as refusal:
             value, said = np.inf, f"  {str(refusal)[:150]}"
         seconds = time.perf_counter() - start
-        farthest = max(FARTHEST[name], _farthest(one) if search else 0.0)
+        farthest = max(reached.get(name, 0.0), _farthest(one) if search else 0.0)
         ratios[name] = value / farthest
         print(f"{name:34}{value:10.5g}{farthest:12.6g}{ratios[name]:9.4g}{seconds:6.2f} s{said}")
     kept = np.array([*ratios.values()])
@@ -480,7 +484,13 @@ def _changed(
     return made
 
 
-if __name__ == "__main__":
+def main(programs: Mapping[str, Natural], reached: Mapping[str, float]) -> None:
+    """Runs the programs that the command line names, or all of them."""
     jax.config.update("jax_numpy_rank_promotion", "allow")
     parts = [part for part in sys.argv[1:] if not part.startswith("--")]
-    run(*parts, search="--search" in sys.argv, added="--added" in sys.argv)
+    options = {"search": "--search" in sys.argv, "added": "--added" in sys.argv}
+    run(programs, reached, *parts, **options)
+
+
+if __name__ == "__main__":
+    main(PROGRAMS, FARTHEST)

@@ -46,6 +46,10 @@ def _rsqrt(x):
     return 1 / np.sqrt(x)
 
 
+def _angle(x):
+    return jnp.arctan2(x, jnp.full_like(x, 0.7))
+
+
 # fmt: off
 ELEMENTARY = {
     "exp": Row(jnp.exp, np.exp, (-80, 40), jnp.exp, relative=True),
@@ -55,6 +59,7 @@ ELEMENTARY = {
     "expm1": Row(jnp.expm1, np.expm1, (-80, 40), jnp.expm1),
     "tanh": Row(jnp.tanh, np.tanh, (-25, 25), lambda x: jnp.tanh(3 * x)),
     "atan": Row(jnp.arctan, np.arctan, (-25, 25), lambda x: jnp.arctan(3 * x)),
+    "atan2": Row(_angle, lambda x: np.arctan2(x, 0.7), (-25, 25), lambda x: _angle(3 * x)),
     "logistic": Row(jax.nn.sigmoid, _logistic, (-80, 80), lambda x: jax.nn.sigmoid(5 * x)),
     "erf": Row(lax.erf, _erf, (-6, 6), lax.erf),
     "sin": Row(jnp.sin, np.sin, (-4096, 4096), lambda x: jnp.sin(7 * x)),

@@ -57,6 +57,36 @@ def smoothed(v, convolve):
     return convolve(v[:, None, :], kernels).sum(1) + v
 
 
+def soft_means(v):
+    weights = jax.nn.softmax(jnp.stack([v[:, 0], -v[:, 1]], 1), axis=1)
+    return weights.T @ v / weights.sum(0)[:, None]
+
+
+def cross_entropy(v):
+    labels = 0.8 * jax.nn.one_hot(buckets(v, DIMS), DIMS, dtype=v.dtype) + 0.1
+    return -(jax.lax.stop_gradient(labels) * jax.nn.log_softmax(v)).sum()
+
+
+def over_its_norm(v, least):
+    return v / jnp.maximum(jnp.sqrt((v * v).sum()), least)
+
+
+def agreement(a, b):
+    return (2 * (a & b).sum() / jnp.maximum(a.sum() + b.sum(), 2)).astype(jnp.float32)
+
+
+def shares_of_totals(v):
+    totals = jnp.zeros(4, v.dtype).at[buckets(v, 4)].add(jnp.abs(v[:, 1]))
+    return totals / jnp.maximum(totals.sum(), 0.5)
+
+
+def share_above(v):
+    """Of the records whose first number is positive, how many are below each of three levels."""
+    chosen = v[:, 0] > 0
+    below = v[None, :, 1] <= LEVELS[:, None].astype(v.dtype)
+    return ((below & chosen).sum(1) / jnp.maximum(chosen.sum(), 1)).astype(v.dtype)
+
+
 # Keep the shape (N, DIMS), in floats.
 STEPS = {
     "tanh": jnp.tanh,
@@ -221,8 +251,33 @@ STEPS = {
             lambda c, t: (0.5 * c + (v * t - c).sum(0) / N, None), v[0], LEVELS.astype(v.dtype)
         )[0]
     ),
+    "pooled": lambda v: v - jax.nn.softmax(2 * v[:, 0]) @ v,
+    "attention by parts": lambda v: jax.nn.softmax(v[:, :1] * v[None, :, 1], axis=1) @ jnp.tanh(v),
+    "soft means": lambda v: v @ soft_means(v),
+    "step of a cross entropy": jax.grad(cross_entropy),
+    "a step of its length": lambda v: v + over_its_norm(v.mean(0), 0.3) - over_its_norm(v, 2.0),
+    "by agreement": lambda v: v * agreement(v[:, 0] > 0.2, v[:, 1] > -0.1),
+    "by rows and sums": lambda v: v * share_above(v)[:, None].repeat(2, 0),
+    "rows of other records": lambda v: v + jnp.tanh(v.reshape(3, 4).sum(1)).repeat(2)[:, None],
 }
 ENDS = {
+    "soft means": lambda v: soft_means(v),
+    "soft counts": lambda v: jax.nn.softmax(v, axis=1).sum(0) / 2,
+    "pooled": lambda v: jax.nn.softmax(v[:, 1]) @ v,
+    "mean of a normal": lambda v: over_its_norm(v.sum(0), 0.5),
+    "agreement": lambda v: agreement(v[:, 0] > 0.3, v[:, 1] > 0.3),
+    "concentration": lambda v: (shares_of_totals(v) ** 2).sum(),
+    "shares of totals": lambda v: shares_of_totals(v),
+    "trimmed variance": lambda v: jnp.var(jnp.sort(v[:, 0])[1:-1]),
+    "distance to a line": lambda v: jnp.abs(jnp.sort(v[:, 0]) - PLACES[:, 0] / N).max(),
+    "distance of a line": lambda v: jnp.maximum(
+        jnp.sort(v[:, 1]) - PLACES[:, 0] / 3, PLACES[:, 0] / 2 - jnp.sort(v[:, 1])
+    ).max(),
+    "quartile range": lambda v: jnp.subtract(*jnp.quantile(v[:, 0], LEVELS[1:] + 0.3)),
+    "tails": lambda v: jnp.sort(v[:, 0])[4:].mean() - jnp.sort(v[:, 0])[:3].mean() / 3,
+    "above or not": lambda v: share_above(v),
+    "mixed": lambda v: jnp.sort(v.reshape(4, 3), axis=1).sum(0),
+    "median of pairs": lambda v: jnp.median((v[:, None, 0] + v[None, :, 0]).ravel()),
     "logsumexp": lambda v: jax.nn.logsumexp(jnp.clip(v, -4, 4), axis=0),
     "logsumexp of rows": lambda v: jax.nn.logsumexp(v, axis=1).mean(),
     "covariance": lambda v: jnp.cov(v, rowvar=False),

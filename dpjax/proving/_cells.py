@@ -24,7 +24,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import scipy
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._value import (
@@ -88,9 +87,10 @@ class Cells:
         reach = np.minimum(self.base.reach(d), count)
         found = np.zeros(np.shape(d))
         for size in np.unique(reach):
-            near = 2 * int(size) + 1
-            top = scipy.ndimage.maximum_filter1d(self.high, near, mode="nearest")
-            bottom = scipy.ndimage.minimum_filter1d(self.low, near, mode="nearest")
+            top, bottom = (
+                _near(self.high, int(size), np.maximum),
+                _near(self.low, int(size), np.minimum),
+            )
             most = max(float((top - self.low).max()), float((self.high - bottom).max()))
             found = np.where(reach == size, float(rounding.up(most)), found)
         return np.where(np.asarray(d) > 0, found, 0.0)
@@ -108,6 +108,15 @@ class Cells:
         exact = x.shape == base.shape and (base.whole or not base.pending.starts)
         counts = [d.count if exact else math.inf for d in ds]
         return meet(x, *ends, changed, others, counts=counts)
+
+
+def _near(array: np.ndarray, size: int, pick: np.ufunc) -> np.ndarray:
+    """Returns the extremum of the entries that are at most `size` places away, for each entry."""
+    found, width, window = np.pad(array, size, mode="edge"), 1, 2 * size + 1
+    while 2 * width <= window:
+        found, width = pick(found[:-width], found[width:]), 2 * width
+    rest = window - width
+    return pick(found[: len(found) - rest], found[rest:])
 
 
 Held = Mapping[Base, Cells]

@@ -154,9 +154,11 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
     if not whole and (a.pending.shift or b.pending.shift) and constant_:
         combined = 8 * rounding.unit(dtype) * pending.shift
         low, high = low - combined, high + combined
+    rows = (a.l1_of_row + b.l1_of_row, a.l2_of_row + b.l2_of_row)
     found = lipschitz(
         (a, b), (low, high), (1.0, 1.0), whole=whole, absolute=0.0 if whole else at_once,
         relative=0.0 if whole else rounding.ARITHMETIC * rounding.unit(dtype),
+        rows=(math.inf, math.inf) if at_once and not whole else rows,
     )  # fmt: skip
     return dataclasses.replace(found, pending=pending)
 
@@ -172,9 +174,12 @@ def vanishing(x: Abstract, bits: float) -> Abstract:
         return x
     error = 4 * rounding.tiny(x.dtype) * 2.0**bits
     found = lipschitz((x,), (x.low, x.high), (1.0,), absolute=error)
+    count = math.prod(size for k, size in enumerate(x.shape) if k != x.axis)
+    rows = (float(rounding.up(norm + 2 * error * count)) for norm in (x.l1_of_row, x.l2_of_row))
+    l1, l2 = map(min, rows, (found.l1_of_row, found.l2_of_row))
     low, high = _of_one_sign((x.low, x.high), found.low, found.high)
     off = None if x.off is None or found.off is None else (x.off[0], x.off[1] + found.off[1])
-    return dataclasses.replace(found, low=low, high=high, off=off)
+    return dataclasses.replace(found, low=low, high=high, off=off, l1_of_row=l1, l2_of_row=l2)
 
 
 def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
@@ -370,7 +375,9 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     low, high = _corners(a, b, np.divide)
     theta = rounding.DIVISION * rounding.unit(a.dtype)
     gains = rounding.up(1 / least), rounding.up(a.magnitude / least**2)
-    found = lipschitz((a, b), (low, high), gains, relative=theta)
+    top = float(gains[0].max())
+    rows = (a.l1_of_row * top, a.l2_of_row * top)
+    found = lipschitz((a, b), (low, high), gains, relative=theta, rows=rows)
     # Gains overestimate large changes of b, because 1/b is convex. So the change of each entry gets
     # a second, tighter bound.
     error = theta * np.maximum(np.abs(low), np.abs(high))
@@ -440,7 +447,8 @@ def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., 
     def moved(d: Difference, *ds: Difference) -> Moves:
         return np.minimum(d.each, bound(*ds)), d.l1, d.l2
 
-    capped = result_of((found, *operands), found.low, found.high, moved, apart=found.apart)
+    rows: Any = {"l1_of_row": found.l1_of_row, "l2_of_row": found.l2_of_row}
+    capped = result_of((found, *operands), found.low, found.high, moved, apart=found.apart, **rows)
     return dataclasses.replace(capped, off=found.off)
 
 
@@ -656,6 +664,25 @@ RSQRT = _monotone(
     modulus=lambda low, high, d: -np.expm1(-np.log1p(d / low) / 2) / np.sqrt(low),
     absolute_error=False,
 )  # fmt: skip
+
+
+def arctangent(first: Abstract, second: Abstract, **_: Any) -> Abstract:
+    """Returns the value of atan2(y, x) for x > 0, which is atan(y / x).
+
+    Its derivatives are x / (x^2 + y^2) <= 1 / x and -y / (x^2 + y^2), whose magnitude is at most 1
+    / (2 x) and |y| / x^2. It is monotone in each operand if the sign of the other one is fixed.
+    """
+    y, x = aligned(first, second)
+    _check(x, None)
+    if x.low.min() < rounding.SMALLEST_DENOMINATOR:
+        raise RangeRefusalError(
+            f"the second operand of atan2 is in [{x.low.min():.3g}, {x.high.max():.3g}], and a "
+            "proof needs it to be above 0: clamp it, for example by jnp.maximum"
+        )
+    low, high = _corners(y, x, np.arctan2)
+    gains = rounding.up(1 / x.low), rounding.up(np.minimum(0.5 / x.low, y.magnitude / x.low**2))
+    error = 2 * rounding.elementary(x.dtype) * rounding.unit(x.dtype) + 2.0**-44
+    return lipschitz((y, x), (low, high), gains, absolute=error)
 
 
 def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:

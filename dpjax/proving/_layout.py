@@ -109,14 +109,19 @@ def broadcast(
 def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **_: Any) -> Abstract:
     """Returns the value of a reshape, which keeps the order of entries.
 
-    The axis of records must remain, and each row must keep its entries.
+    If a row of a record does not keep its entries, the result has no axis of records.
     """
     if dimensions is not None:
         raise RefusalError(
             "a reshape that also transposes is not supported in proofs: transpose first"
         )
     shape = tuple(new_sizes)
-    axis = None if x.axis is None else same_rows(x.shape, x.axis, shape)
+    axis = None
+    if x.axis is not None:
+        try:
+            axis = same_rows(x.shape, x.axis, shape)
+        except RefusalError:
+            x = as_dense(x)
 
     def move(array: np.ndarray) -> np.ndarray:
         # If a bound is shared by all entries or all rows, it is stored once, before and after the
@@ -166,6 +171,8 @@ def cut(
     If the slice does not start at the first record, or has a stride, rows get other indices. Then
     row i of this array and row i of another array may belong to different records. So the result
     has no axis of records.
+
+    If numbers of a sorted vector are replaced, then at most as many are replaced in a slice of it.
     """
     steps = strides or [1] * len(x.shape)
     chosen = list(map(slice, start_indices, limit_indices, steps))
@@ -184,7 +191,8 @@ def cut(
         tops = max(c.l1, o.l1), max(c.l2, o.l2), max(c.count, o.count)
         most = Difference(np.maximum(c.each, o.each), *tops)
         x = dataclasses.replace(x, changed=most)
-    return _moved(x, shape, x.axis, move, tied=x.tied, source=None, pending=x.pending)
+    found = _moved(x, shape, x.axis, move, tied=x.tied, source=None, pending=x.pending)
+    return dataclasses.replace(found, replaced=x.replaced if steps == [1] else math.inf)
 
 
 def place(x: Abstract, axis: int, start: int, size: int = 1) -> Abstract:

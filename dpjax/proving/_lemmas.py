@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._elementwise import lipschitz
+from dpjax.proving._elementwise import lipschitz, multiply
 from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import axes_after
 from dpjax.proving._value import (
@@ -27,6 +27,7 @@ from dpjax.proving._value import (
     make,
     over,
     result_of,
+    stretched,
 )
 
 # The lemmas do not apply if the relative error of exponentials, or of means, exceeds these limits.
@@ -179,6 +180,55 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     return make((), x.dtype, *rounding.widened(low, high, error), None, moved, moved)
 
 
+def pooled(s: Abstract, x: Abstract) -> Abstract | None:
+    """Returns the value of softmax(s) @ x: a mean of x with weights exp(s_i), or one for each row.
+
+    Let W be the width of the range of s. One of n weights is at most the fraction t = e^W / (n - 1
+    + e^W) of their sum. Let m be the same mean without record i. Then the mean is m + t_i (x_i -
+    m) with t_i <= t, so on both databases it is in the set of the points m + t (y - m), where y is
+    within the range and the ball of a record. So it changes by at most t times the diameter of
+    this range and this ball.
+
+    If s is a matrix whose entry (j, k) depends only on the records j and k, this is true for every
+    row except that of the changed record, which may change by the whole diameter.
+
+    A computed weight has the relative error of a softmax, and the products are summed in any order.
+    """
+    n, width = x.n, float(s.high.max() - s.low.min())
+    relative = _error(s, n)
+    gamma = rounding.sum_units(n, x.dtype) + 8 * rounding.unit(x.dtype)
+    if not math.isfinite(relative) or gamma > _OF_MEANS:
+        return None
+    low, high = (np.broadcast_to(end, (end.shape[0], *x.shape[1:])) for end in (x.low, x.high))
+    low, high = low.min(axis=0), high.max(axis=0)
+    share = 1 / (1 + (n - 1) * math.exp(-width)) * (1 + 2.0**-30)
+    sizes = np.maximum(np.abs(low), np.abs(high))
+    error = (rounding.of_quotient(relative, x.dtype) * (1 + gamma) + gamma) * sizes
+    error = rounding.up(error + 16 * rounding.tiny(x.dtype) * (n + 1) ** 2 * (1 + sizes))
+    widths = rounding.up(high - low)
+    l1, l2 = (
+        min(*ends)
+        for ends in (
+            (float(widths.sum()), 2 * x.l1_of_row), (rounding.norm2(widths), 2 * x.l2_of_row),
+        )
+    )  # fmt: skip
+
+    def moved(fraction: float) -> Moves:
+        more = 2 * float(error.sum()), 2 * rounding.norm2(error)
+        each = rounding.up(fraction * widths + 2 * error)
+        each = each if len(s.shape) == 1 else each[None]
+        return each, _up(fraction * l1 + more[0]), _up(fraction * l2 + more[1])
+
+    low, high = rounding.widened(low, high, error)
+    if len(s.shape) == 1:
+        return make(x.shape[1:], x.dtype, low, high, None, moved(share), moved(share))
+    row = min(x.l1_of_row + float(error.sum()), math.inf), x.l2_of_row + rounding.norm2(error)
+    return make(
+        (s.shape[0], *x.shape[1:]), x.dtype, low[None], high[None], 0, moved(1.0), moved(share),
+        l1_of_row=_up(row[0]), l2_of_row=_up(row[1]),
+    )  # fmt: skip
+
+
 def median(x: Abstract) -> Abstract:
     """Returns the value of a median.
 
@@ -198,6 +248,44 @@ def median(x: Abstract) -> Abstract:
     moved = _each_alone(np.where(x.changed.each[0] > 0, x.changed.each[0] * share + 2 * error, 0.0))
     ends = rounding.widened(low, high, error)
     return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
+
+
+def as_records(x: Abstract) -> Abstract:
+    """Returns a sorted vector in which one number is replaced as a vector of records.
+
+    This is for functions that do not depend on the order of records.
+    """
+    if x.axis is not None or len(x.shape) != 1 or x.replaced > 1:
+        return x
+    width = rounding.up(np.atleast_1d(x.high.max() - x.low.min()))
+    still = Difference(np.zeros(1), 0.0, 0.0, 0.0)
+    one = Difference(width, float(width[0]), float(width[0]), 1.0)
+    return dataclasses.replace(x, axis=0, changed=one, others=still)
+
+
+def largest_distance(s: Abstract, c: Abstract, sign: int) -> float | None:
+    """Bounds how much the largest entry of s - c (`sign` 1), c - s (-1) or |s - c| (0) changes.
+
+    Here s is sorted, r of its numbers are replaced, and c is public. Then s'_j <= s_(j + r), so
+
+        s'_j - c_j <= (s_(j + r) - c_(j + r)) + (c_(j + r) - c_j) .
+
+    So the largest entry D of s - c grows by at most h = max_j c_(j + r) - c_j, except that the
+    last r entries may grow to H - c_j, where H is the upper end of the range of s. D is at least L
+    - c_j for the lower end L and every j. The same is true of c - s with the order reversed, and of
+    |s - c|, which is at least 0.
+    """
+    if c.axis is not None or not 1 <= s.replaced < s.shape[0] or s.dtype.kind != "f":
+        return None
+    r, ends = int(s.replaced), (float(s.low.min()), float(s.high.max()))
+    low, high = (np.broadcast_to(end, c.shape) for end in (c.low, c.high))
+    rise = max(float((high[r:] - low[:-r]).max()), 0.0)
+    tops = ends[1] - float(low[-r:].min()), float(high[:r].max()) - ends[0]
+    least = ends[0] - float(high.min()), float(low.max()) - ends[1]
+    most = [top - (start if sign else 0.0) for top, start in zip(tops, least, strict=True)]
+    chosen = {1: most[:1], -1: most[1:], 0: most}[sign]
+    error = rounding.ARITHMETIC * rounding.unit(s.dtype) * (max(map(abs, ends)) + c.magnitude.max())
+    return _up(max(rise, *chosen) + 4 * (float(error) + 8 * rounding.tiny(s.dtype)))
 
 
 def place_among(x: Abstract, levels: Abstract) -> Abstract:
@@ -303,6 +391,21 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
 
     low, high = low * (1 - error) * (1 - 2.0**-30) - flush, high * (1 + error) * (1 + 2.0**-30)
     return result_of(x, np.maximum(low, 0.0), high + flush, moved, apart=_up(2 * (error + flush)))
+
+
+def shared(x: Abstract, t: Abstract, axes: tuple[int, ...]) -> Abstract | None:
+    """Returns the value of t softmax(x), where t has one number for each softmax.
+
+    A device computes it as (t / sum_j exp x_j) exp x_i, whose rounding adds a few units. The sum is
+    at least 1, up to rounding, so at most a quotient close to 0 is flushed to 0.
+    """
+    if (share := softmax(x, axes)) is None:
+        return None
+    found = multiply(share, stretched(t, x.shape))
+    off: Any = {"relative": 32 * rounding.unit(x.dtype), "absolute": 64 * rounding.tiny(x.dtype)}
+    more = off["absolute"] * math.prod(x.shape)
+    rows = found.l1_of_row + more, found.l2_of_row + more
+    return lipschitz((found,), (found.low, found.high), (1.0,), rows=rows, **off)
 
 
 def _up(bound: float) -> float:

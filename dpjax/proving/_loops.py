@@ -87,6 +87,22 @@ def added_one_by_one(parameters: Any, operands: Sequence[Abstract]) -> list[np.d
     return [loop.start[k].dtype for k in loop.sums] if loop.by_record else []
 
 
+def by_invariant(
+    run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
+) -> list[Abstract] | None:
+    """Returns the results of a loop whose steps XLA does not merge; None if there is no bound.
+
+    A loop that is walked step by step may be refused although it has an invariant, for example
+    because public factors of all steps are multiplied.
+    """
+    if parameters["length"] <= _MOST_UNROLLED or parameters["unroll"] != 1:
+        return None
+    try:
+        return LongLoop(parameters, operands).outputs(run, tried)
+    except RefusalError:
+        return None
+
+
 def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
     """Tries several ways to bound a loop, and returns the results with the smallest bound."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()

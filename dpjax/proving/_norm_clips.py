@@ -541,14 +541,14 @@ def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float)
     `length` is the bound without rounding.
     """
     count = math.prod(x.shape[k] for k in norm.summed)
-    theta = _error(x, count)
+    theta = error_of(x, count)
     vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
     if theta > 2.0**-8 or vanished + slack > least * 2.0**-6:
         return None
     return (length * (1 + (vanished + slack) / least)) / (1 - 2 * theta)
 
 
-def _error(x: Abstract, count: int) -> float:
+def error_of(x: Abstract, count: int) -> float:
     """Returns the relative error of a computed norm of `count` numbers."""
     # The elementary function is one rsqrt.
     units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)
@@ -563,7 +563,7 @@ def _clip(
     The norm has a relative error theta, and tiny squares may underflow.
     """
     count = math.prod(x.shape[k] for k in norm.summed)
-    theta = _error(x, count)
+    theta = error_of(x, count)
     if theta > 2.0**-8:
         return None
     vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))

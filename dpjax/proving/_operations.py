@@ -112,6 +112,7 @@ OPERATIONS: dict[str, Operation] = {
     "log1p": Operation(elementwise.LOG1P, at_one_place),
     "tanh": Operation(elementwise.TANH, at_one_place, NEVER_UNDONE),
     "atan": Operation(elementwise.ATAN, at_one_place),
+    "atan2": Operation(elementwise.arctangent, at_one_place),
     "logistic": Operation(elementwise.LOGISTIC, at_one_place),
     "erf": Operation(elementwise.ERF, at_one_place, NEVER_UNDONE),
     "rsqrt": Operation(elementwise.RSQRT, at_one_place),
@@ -194,7 +195,7 @@ OPERATIONS: dict[str, Operation] = {
     "scan": Operation(remedy=_STEPS, instead=_FEWER),
     "while": Operation(remedy=_WHILE),
     # The walk visits the branches of a `cond`; see _walk.py.
-    "cond": Operation(remedy="choose with jnp.where"),
+    "cond": Operation(remedy="use jnp.where, and the same code on all platforms"),
     "platform_index": Operation(layout.platform_index, slots.platform),
     # Operations without a rule.
     "pure_callback": Operation(remedy="write it in JAX"),

@@ -31,7 +31,8 @@ from dpjax.proving._norm_clips import (
     sum_of_clipped,
 )
 from dpjax.proving._operations import OPERATIONS
-from dpjax.proving._pending import carried
+from dpjax.proving._pending import carried, flattened
+from dpjax.proving._projections import projected
 from dpjax.proving._ratios import ratio
 from dpjax.proving._reductions import outer
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, make, meet
@@ -148,6 +149,7 @@ def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Fou
     if name not in _CALLED or not operands:
         return None
     x, *public = operands
+    given, x = x, lemmas.as_records(x)
     if not _is_of_records(x) or not all(p.is_known and not p.shape for p in public):
         return None
     expected = aval(equation.outvars[0])
@@ -158,7 +160,7 @@ def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Fou
             found, exact = lemma(x, *numbers), None
             if found and (expected.shape, expected.dtype) != (found.shape, found.dtype):
                 return None
-            if divisor is not None:
+            if divisor is not None and given is x:
                 exact = planned(x, divisor(x.n, *numbers), matrix=name == "cov")
             if found:
                 found = dataclasses.replace(found, pending=_of_mean(x, found, *numbers))
@@ -233,12 +235,26 @@ def improved(
         operands = [values[x] for x in equation.invars]  # type: ignore[index]
         joined = carried(OPERATIONS[name].merging, equation.params, operands, found)
         found = dataclasses.replace(found, pending=joined)
-        return Found("clip by norm", _meet(walked, found))
+        return Found("clip by norm", meeting(walked, found))
+    if name == "reduce_max" and walked is not None and not walked.shape:
+        distance = _distance(program, equation.invars[0], values)
+        if distance is not None:
+            moved = np.asarray(distance), math.inf, math.inf
+            found = dataclasses.replace(walked, others=walked.others)
+            return Found("distance of order statistics", meet(found, changed=moved, others=moved))
+    if name == "div" and walked is not None:
+        found = projected(program.made, equation, values)
+        if found is not None:
+            found = dataclasses.replace(found, pending=walked.pending)
+            return Found("clip by norm", meeting(walked, found))
     if name == "dot_general" and walked is not None:
+        if (found := _pooled(program, equation, values)) is not None:
+            found = dataclasses.replace(found, pending=walked.pending)
+            return Found("mean by softmax weights", meeting(walked, found))
         found = sum_of_clipped(program.made, equation, values)
         if found is not None and found.dtype == walked.dtype:
             found = dataclasses.replace(found, pending=walked.pending)
-            return Found("sum of clipped records", _meet(walked, found))
+            return Found("sum of clipped records", meeting(walked, found))
         return None
     if name == "select_n" or (called(equation) and len(equation.outvars) == 1):
         found = clipped_by_choice(program.made, equation, values)
@@ -247,7 +263,7 @@ def improved(
     if found is not None:
         operands = [x for x in operands if x is not None]
         pending = carried(OPERATIONS["select_n"].merging, {}, operands, found)
-        return Found("clip by norm", _meet(walked, dataclasses.replace(found, pending=pending)))
+        return Found("clip by norm", meeting(walked, dataclasses.replace(found, pending=pending)))
     if name == "mul" and walked is not None:
         found = _outer_products(program, equation, values, walked)
         return Found("outer products", found) if found is not None else None
@@ -259,11 +275,34 @@ def improved(
         if mean.value is None:
             return mean._replace(value=walked)
         found = dataclasses.replace(mean.value, pending=walked.pending)
-        return mean._replace(value=_meet(walked, found))
+        return mean._replace(value=meeting(walked, found))
     for lemma in _OF_A_MAXIMUM:
         found = _of_a_maximum(lemma, program, equation, values) if lemma.last == name else None
         if found is not None:
-            return Found(lemma.name, _meet(walked, found))
+            return Found(lemma.name, meeting(walked, found))
+    return None
+
+
+def _distance(program: Program, atom: Atom, values: Values) -> float | None:
+    """Bounds how much the largest entry of s - c, c - s or |s - c| changes, for a sorted vector s.
+
+    The same is true of the maximum of several such arrays. The result is None for others.
+    """
+    made = program.definition(atom)
+    if made is None:
+        return None
+    if made.primitive.name == "max":
+        found = [_distance(program, x, values) for x in made.invars]
+        return None if None in found else max(found)  # type: ignore[type-var]
+    inner = program.definition(made.invars[0]) if made.primitive.name == "abs" else made
+    if inner is None or inner.primitive.name != "sub":
+        return None
+    first, second = (None if isinstance(x, jex.Literal) else values.get(x) for x in inner.invars)
+    for s, c, sign in ((first, second, 1), (second, first, -1)):
+        if s is None or c is None or not c.is_public or s.shape != c.shape:
+            continue
+        if math.isfinite(s.replaced) and len(s.shape) == 1 and not (s.nan or s.pending.coarse):
+            return lemmas.largest_distance(s, c, 0 if inner is not made else sign)
     return None
 
 
@@ -310,7 +349,7 @@ def _outer_products(
     return meet(walked, changed=changed, l1_of_row=kept[0], l2_of_row=kept[1])
 
 
-def _meet(first: Abstract | None, second: Abstract) -> Abstract:
+def meeting(first: Abstract | None, second: Abstract) -> Abstract:
     """Returns the intersection of two abstract values of one array: the tighter of each bound."""
     if first is None or first.axis != second.axis:
         return second
@@ -343,27 +382,105 @@ class Lemma(NamedTuple):
     bound: Callable[..., Abstract | None]
 
 
-def _of_a_maximum(
-    lemma: Lemma, program: Program, equation: Equation, values: Values
-) -> Abstract | None:
-    """Returns the value of softmax or a similar function, whose first step is a maximum."""
-    for maximum in program.sources(equation.outvars[0], "reduce_max"):
+def _argument(
+    function: Function, program: Program, atom: Any, values: Values
+) -> tuple[Abstract, tuple[int, ...], jex.Var] | None:
+    """Returns the array x, the axes, and the variable of x, if a variable is softmax(x) or similar.
+
+    The first step of these functions is a maximum. The result is None for other variables.
+    """
+    for maximum in program.sources(atom, "reduce_max"):
         variable, axes = maximum.invars[0], tuple(maximum.params["axes"])
         x = None if isinstance(variable, jex.Literal) else values.get(variable)
         if x is None or x.is_public or x.nan or not x.is_finite:
             continue
         if x.dtype.kind != "f" or x.pending.coarse:
             continue
-        part = program.between(variable, equation.outvars[0])  # type: ignore[arg-type]
+        part = program.between(variable, atom)  # type: ignore[arg-type]
         axis: Any = axes[0] if len(axes) == 1 else axes
-        if not _is_program_of(lemma.function, part, x, axis=axis):
-            continue
-        found, made = lemma.bound(x, axes), aval(equation.outvars[0])
-        if found is not None and (found.shape, found.dtype) == (tuple(made.shape), made.dtype):
-            # The denominator is a sum of exponentials, each of which is at most 1.
-            bits = x.pending.bits + math.log2(math.prod(x.shape)) + 1
-            return dataclasses.replace(found, pending=x.pending.having(bits=bits, terms=1))
+        if _is_program_of(function, part, x, axis=axis):
+            return x, axes, variable  # type: ignore[return-value]
     return None
+
+
+def _of_a_maximum(
+    lemma: Lemma, program: Program, equation: Equation, values: Values
+) -> Abstract | None:
+    """Returns the value of softmax or a similar function."""
+    made = aval(equation.outvars[0])
+    if (known := _argument(lemma.function, program, equation.outvars[0], values)) is None:
+        return None
+    found = lemma.bound(*known[:2])
+    if found is None or (found.shape, found.dtype) != (tuple(made.shape), made.dtype):
+        return None
+    # The denominator is a sum of exponentials, each of which is at most 1.
+    bits = known[0].pending.bits + math.log2(math.prod(known[0].shape)) + 1
+    return dataclasses.replace(found, pending=known[0].pending.having(bits=bits, terms=1))
+
+
+def _exponentials(x: jax.Array, axis: Any) -> jax.Array:
+    """Returns the exponentials in `jax.nn.softmax` and in `jax.nn.log_softmax`."""
+    largest = jnp.max(x, axis, initial=-jnp.inf, keepdims=True)
+    return jnp.exp(x - jax.lax.stop_gradient(largest))
+
+
+def exponentials_of(
+    program: Program, equation: Equation, values: Values
+) -> tuple[Abstract, int] | None:
+    """Returns x and an axis if an operation computes the exponentials in softmax(x); else None."""
+    if equation.primitive.name != "exp":
+        return None
+    known = _argument(_exponentials, program, equation.outvars[0], values)
+    return (known[0], known[1][0]) if known and len(known[1]) == 1 else None
+
+
+def _pooled(program: Program, equation: Equation, values: Values) -> Abstract | None:
+    """Returns the value of softmax(s) @ x over records, as in attention and attention pooling."""
+    contracted, batch = equation.params["dimension_numbers"]
+    (by, of) = equation.invars
+    if batch != ((), ()) or isinstance(by, jex.Literal) or isinstance(of, jex.Literal):
+        return None
+    if contracted == ((0,), (0,)) and len(aval(by).shape) > 1:
+        by, of = of, by
+    x, made, rows = values.get(of), program.definition(by), len(aval(by).shape)
+    if contracted != ((rows - 1,), (0,)) or rows > 2 or made is None or x is None:
+        return None
+    if made.primitive.name != "div" or not _is_of_records(x) or len(x.shape) > 2:
+        return None
+    if (known := _argument(jax.nn.softmax, program, by, values)) is None:
+        return None
+    scores, axes, atom = known
+    alone = rows == 1 and _is_of_records(scores)
+    if axes != (rows - 1,) or not (alone or (rows == 2 and _is_of_pairs(program, atom, values))):
+        return None
+    if x.dtype != scores.dtype or flattened(x)[0] > 1 or x.n != scores.shape[-1]:
+        return None
+    return lemmas.pooled(scores, x)
+
+
+def _is_of_pairs(program: Program, atom: Atom, values: Values) -> bool:
+    """Whether entry (j, k) of a matrix depends only on the records j and k: a multiple of a b^T."""
+    made = program.definition(atom)
+    while made is not None and made.primitive.name in ("mul", "div", "transpose"):
+        known = [isinstance(x, jex.Literal) or _is_known(values.get(x)) for x in made.invars]
+        if made.primitive.name == "transpose" or known == [False, True]:
+            made = program.definition(made.invars[0])
+        elif known == [True, False] and made.primitive.name == "mul":
+            made = program.definition(made.invars[1])
+        else:
+            return False
+    if made is None or made.primitive.name != "dot_general":
+        return False
+    contracted, batch = made.params["dimension_numbers"]
+    xs = [None if isinstance(x, jex.Literal) else values.get(x) for x in made.invars]
+    if batch != ((), ()) or any(x is None or len(x.shape) != 2 for x in xs):
+        return False
+    pairs: Any = zip(xs, contracted, strict=True)
+    return all(x.axis == 1 - axis and x.others.is_zero and not x.nan for x, (axis,) in pairs)
+
+
+def _is_known(x: Abstract | None) -> bool:
+    return x is not None and x.is_known
 
 
 def _mean(program: Program, equation: Equation, values: Values) -> Found | None:
@@ -377,12 +494,13 @@ def _mean(program: Program, equation: Equation, values: Values) -> Found | None:
         if squared is not None and squared.primitive.name in ("integer_pow", "square", "mul"):
             atom = squared.invars[0]
         x = None if isinstance(atom, jex.Literal) else values.get(atom)
-        if x is None or not _is_of_records(x):
+        if x is None or not _is_of_records(rows := lemmas.as_records(x)):
             continue
         part = program.between(atom, equation.outvars[0])  # type: ignore[arg-type]
         for lemma in candidates:
             if _is_program_of(lemma.function, part, x):
-                return Found(lemma.name, lemma.bound(x), planned(x, x.n), atom)
+                exact = planned(x, x.n) if rows is x else None
+                return Found(lemma.name, lemma.bound(rows), exact, atom)
     return None
 
 

@@ -192,7 +192,8 @@ def _bits(
     if bits + sum(tops) > rounding.most_bits(dtype):
         raise OverflowRefusalError(
             "a compiler may combine the public factors of a product into a number that "
-            "overflows: take fewer steps, or rescale the records"
+            "overflows: take fewer steps, or smaller factors; in a loop of more than 64 steps, "
+            "clip the carry with jnp.clip"
         )
     return bits
 

@@ -367,7 +367,10 @@ def scatter_add(
     counts = [2.0 * math.prod(size) if whole else math.inf] * 2
     # Exact sums are the same in every use.
     apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf
+    # All entries together are at most what was there at the start, and what all records add.
+    total = bins * first * math.prod(size) + float((n * largest + all_).sum())
     kept: Any = {"whole": whole, "counts": counts, "apart": apart}
+    kept["l1_of_row"] = float(rounding.up(total * (1 + 2.0**-30)))
     found = make(start.shape, dtype, *ends, None, moved, moved, **kept)
     pending = Pending.of_sum(n, float(sizes.max())).having(single=n == 1)
     return dataclasses.replace(found, pending=pending)

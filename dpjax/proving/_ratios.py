@@ -20,11 +20,24 @@ place is 0. So the lemma is true for each place, and at most two places change.
 
 In sums over pairs of records, one record changes several terms, and the bound is multiplied by the
 number of these terms.
+
+*Means.* If C is B and b_i >= k > 0, the same is true without the number 0, and with a smaller
+factor: A / C is in [l, h], and it changes by at most (h - l) b / ((n - 1) k + b). Proof: let M be
+the same ratio for all records except i. Then A / C is M + t (m_i - M) for the weight t = b_i / B,
+which is at most b / ((n - 1) k + b). So both values are on a segment of this fraction of h - l.
+
+*Shares.* If A is a sum by place of numbers b_i >= 0, and C >= B for the sum B of all these numbers,
+all entries of A / C add up to at most 1, and one record changes them by at most 2 b / c in l1.
+Proof: let the record move from place p to place q, and let d = C - C' = t (b_i - b_i') as above,
+with d >= 0 after swapping the databases. With R = A' / C', the numerator is b_i - R_p d at p,
+-b_i' - R_q d at q, and -R_g d elsewhere. Since d <= b_i and the R_g add up to at most 1, the l1
+norm is at most b_i - R_p d + b_i' + (1 - R_p) d <= b_i + b_i' + d <= 2 max(b_i, b_i'). If p = q, it
+is at most |b_i - b_i' - R_p d| + (1 - R_p) d <= 2 (b_i - b_i').
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
@@ -47,11 +60,27 @@ class _Sum(NamedTuple):
         terms: one array, or two arrays whose product is summed.
         form: facts about the sum. Two sums with equal facts add up terms at the same indices.
         places: for a sum by place, the place of each term.
+        more: arrays of the same shape that are added to the terms.
     """
 
     terms: tuple[At, ...]
     form: tuple[Any, ...]
     places: At | None = None
+    more: tuple[At, ...] = ()
+
+
+class _Divisor(NamedTuple):
+    """A divisor C of a quotient.
+
+    Attributes:
+        sum: the variable B.
+        raised: whether C is the maximum of B and a number, and not B itself.
+        places: the axes of the quotient along which B varies.
+    """
+
+    sum: At
+    raised: bool
+    places: tuple[int, ...]
 
 
 @dataclasses.dataclass
@@ -62,9 +91,19 @@ class _Ratios:
     root: Scope
     values: Mapping[jex.Var, Abstract | None]
 
+    def node(self, at: At) -> Any:
+        """Returns the operation that computes a variable."""
+        self.search.steps = 0  # The error of the lemma does not depend on the length of the search.
+        return self.search.node(at)
+
+    def number(self, at: At) -> float | None:
+        """Returns the public number that all entries of an array equal; None if there is none."""
+        self.search.steps = 0
+        return self.search.number(at)
+
     def plain(self, at: At) -> At:
         """Returns the variable before casts, if these change a number at most by rounding."""
-        node = self.search.node(at)
+        node = self.node(at)
         if node.name == "convert_element_type":
             kinds = [np.dtype(aval(x).dtype) for x in (node.equation.invars[0], node.atom)]
             wide = all(x.kind != "f" or x.itemsize >= 4 for x in kinds)
@@ -83,7 +122,7 @@ class _Ratios:
 
     def range_of(self, at: At) -> _Interval | None:
         """Returns the range of a term; None if it is unknown."""
-        if (number := self.search.number(at)) is not None:
+        if (number := self.number(at)) is not None:
             return number, number
         if np.dtype(aval(at[0]).dtype).kind == "b":
             return 0.0, 1.0
@@ -92,7 +131,7 @@ class _Ratios:
 
     def same(self, first: At, second: At, depth: int = _DEPTH) -> bool:
         """Whether two variables are computed by the same operations from the same variables."""
-        a, b = self.search.node(first), self.search.node(second)
+        a, b = self.node(first), self.node(second)
         if a.atom is b.atom and a.scope is b.scope:
             return True
         known = [self.value((x.atom, x.scope)) for x in (a, b)]
@@ -111,9 +150,37 @@ class _Ratios:
         pairs = zip(a.operands, b.operands, strict=True)
         return all(self.same(x, y, depth - 1) for x, y in pairs)
 
+    def by_record(self, at: At) -> At:
+        """Returns the vector with one number for each record that an array repeats, or the array.
+
+        The entries of the array at the index of a record are all copies of its number.
+        """
+        start = at
+        while True:
+            at = self.plain(at)
+            node, x = self.node(at), self.value(at)
+            if x is None or x.axis is None:
+                return start
+            if len(x.shape) == 1:
+                return at
+            if node.name != "broadcast_in_dim":
+                return start
+            at = node.operands[0]
+            below = self.value(self.plain(at))
+            if below is None or below.axis is None:
+                return start
+            if below.n != x.n or len(aval(at[0]).shape) != len(below.shape):
+                return start
+
     def sum(self, at: At) -> _Sum | None:
         """Returns the sum over records that a variable is; None for other variables."""
-        node = self.search.node(self.plain(at))
+        node = self.node(self.plain(at))
+        if node.name == "add":
+            one, other = (self.sum(operand) for operand in node.operands)
+            if one is None or other is None or one.form != other.form or one.places or other.places:
+                return None
+            plain = len(one.terms) == len(other.terms) == 1
+            return one._replace(more=(*one.more, *other.terms, *other.more)) if plain else None
         xs = [self.value(operand) for operand in node.operands] if node.name else []
         if not xs or xs[-1] is None:
             return None
@@ -127,7 +194,7 @@ class _Ratios:
         if node.name == "dot_general" and all(x is not None for x in xs):
             vectors = params["dimension_numbers"] == (((0,), (0,)), ((), ()))
             return _Sum(tuple(node.operands), (shape, (0,))) if vectors else None
-        if node.name == "scatter-add" and self.search.number(node.operands[0]) == 0:
+        if node.name == "scatter-add" and self.number(node.operands[0]) == 0:
             places, out = xs[1], aval(node.equation.outvars[0]).shape
             if places is not None and places.others.is_zero and not places.apart:
                 form = shape, (0,), out, str(params["mode"]), str(params["dimension_numbers"])
@@ -139,27 +206,30 @@ class _Ratios:
 
         The factor is 1 if there is no product.
         """
-        node = self.search.node(at)
+        node = self.node(self.plain(at))
         for one, other in (node.operands, node.operands[::-1]) if node.name == "mul" else ():
-            number = self.search.number(other)
+            number = self.number(other)
             if number is not None and 2.0**-30 <= number <= 2.0**30:
                 return number, one
         return 1.0, at
 
     def factor(self, a: tuple[At, ...], b: At) -> _Interval | None:
-        """Returns an interval of numbers m with a = m b; `a` is one array or a product of two."""
+        """Returns an interval of numbers m with a = m b; `a` is one array or a product of two.
+
+        If b has one number for each record, a may be an array with several entries for each record.
+        """
         if len(a) == 2:
             for one, other in (a, a[::-1]):
                 if (found := _times(self.factor((one,), b), self.range_of(other))) is not None:
                     return found
             return None
         at = self.plain(a[0])
-        if self.same(at, b):
+        if self.same(at, b) or self.same(self.by_record(at), b):
             return 1.0, 1.0
-        if (number := self.search.number(b)) is not None:
+        if (number := self.number(b)) is not None:
             found = self.range_of(a[0])
             return None if found is None or number <= 0 else (found[0] / number, found[1] / number)
-        node = self.search.node(at)
+        node = self.node(at)
         if node.name == "mul":
             return self.factor(tuple(node.operands), b)
         if node.name == "and":
@@ -168,23 +238,53 @@ class _Ratios:
             return None if known is None else (min(known[0], 0.0), max(known[1], 0.0))
         return None
 
-    def divisor(self, at: At) -> At | None:
+    def factor_of_sum(self, a: tuple[At, ...], bs: Sequence[At]) -> _Interval | None:
+        """Returns an interval of numbers m with a = m (b_1 + b_2 + ...), for b_k >= 0.
+
+        If a = m_k b_k with 0 <= m_k <= h_k for some k, the sum of a / h_k over these k is at most
+        the sum of b_k.
+        """
+        found = [self.factor(a, b) for b in bs]
+        known = [x for x in found if x is not None]
+        if not known or len(bs) == 1:
+            return known[0] if known else None
+        low, high = (pick(x[k] for x in known) for k, pick in enumerate((max, min)))
+        if low < 0 or high <= 0:
+            return min(low, 0.0), max(high, 0.0)
+        return 0.0, 1 / sum(1 / h for _, h in known) * (1 + 2.0**-50)
+
+    def divisor(self, at: At) -> _Divisor:
         """Returns the sum B in a divisor B, max(B, c), or where(B > 0, B, 1) for counts B."""
         at = self.plain(at)
-        node = self.search.node(at)
-        if node.name == "max":
-            for one, other in (node.operands, node.operands[::-1]):
-                if self.search.number(other) is not None:
-                    return self.plain(one)
+        raised, places = False, tuple(range(len(aval(at[0]).shape)))
+        while True:
+            node = self.node(at)
+            if node.name == "max" and not raised:
+                raised = True
+                for one, other in (node.operands, node.operands[::-1]):
+                    if self.number(other) is not None:
+                        at = self.plain(one)
+                        break
+                else:
+                    break
+            elif node.name == "broadcast_in_dim":
+                kept = node.equation.params["broadcast_dimensions"]
+                before, after = (aval(x).shape for x in (node.equation.invars[0], node.atom))
+                if any(a != b for a, b in zip(before, (after[k] for k in kept), strict=True)):
+                    break
+                places, at = tuple(places[k] for k in kept), self.plain(node.operands[0])
+            else:
+                break
+        node = self.node(at)
         if node.name == "select_n" and len(node.operands) == 3:
-            which, at_zero, count = self.search.node(node.operands[0]), *node.operands[1:]
+            which, at_zero, count = self.node(node.operands[0]), *node.operands[1:]
             x = self.value(self.plain(count))
             if which.name == "gt" and x is not None and x.whole and x.low.min() >= 0:
                 compared, zero = which.operands
-                numbers = self.search.number(zero), self.search.number(at_zero)
+                numbers = self.number(zero), self.number(at_zero)
                 if numbers == (0, 1) and self.same(compared, count):
-                    return self.plain(count)
-        return at
+                    return _Divisor(self.plain(count), True, places)
+        return _Divisor(at, raised, places)
 
 
 def _times(first: _Interval | None, second: _Interval | None) -> _Interval | None:
@@ -194,53 +294,180 @@ def _times(first: _Interval | None, second: _Interval | None) -> _Interval | Non
     return min(products), max(products)
 
 
+class _Quotient(NamedTuple):
+    """Facts about a quotient A / C of sums over the records.
+
+    Attributes:
+        low: a lower bound on the numbers m_i, which broadcasts to the quotient.
+        high: an upper bound on them.
+        terms: the arrays a_i and b_i.
+        weights: the arrays whose sum is b_i.
+        moving: the number of terms that one record changes.
+        spread: "all" if all entries may change, "places" if at most two do, "shares" if all entries
+            add up to at most 1.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    terms: Sequence[Abstract]
+    weights: Sequence[Abstract]
+    moving: float = 1.0
+    spread: str = "all"
+
+
+def _quotient(reader: _Ratios, top: At, divisor: _Divisor, shape: tuple[int, ...]) -> Any:
+    """Returns facts about A / C for sums A and B over the same records; None if there are none."""
+    a, b = reader.sum(top), reader.sum(divisor.sum)
+    if b is None or len(b.terms) != 1:
+        return None
+    if a is None:
+        return _of_rows(reader, top, divisor, b, shape)
+    bs = [reader.plain(at) for at in (b.terms[0], *b.more)]
+    terms = [reader.value(x) for x in (*a.terms, *a.more, *b.terms, *b.more)]
+    weights = [reader.value(x) for x in (*b.terms, *b.more)]
+    if a.more or any(x is None for x in weights):
+        return None
+    known: Any = [x for x in terms if x is not None]
+    alone = len(bs) == 1 and a.places is not None and not divisor.places
+    if alone and reader.same(bs[0], reader.plain(top)):
+        number = reader.value(a.terms[0])
+        if number is None or number.axis not in (0, None) or not number.others.is_zero:
+            return None
+        one = np.array(1.0)
+        return _Quotient(0 * one, one, [number], [number], spread="shares")
+    every = tuple(range(len(shape)))
+    alike = a.form == b.form and divisor.places == every and aval(divisor.sum[0]).shape == shape
+    vector = b.form == ((weights[0].n,), (0,)) if weights[0].axis == 0 else False  # type: ignore[union-attr]
+    repeated = vector and not divisor.places and a.places is None and a.form[0] != b.form[0]
+    if not alike and not repeated:
+        return None
+    if alike and a.places is not None and not reader.same(a.places, b.places):  # type: ignore[arg-type]
+        return None
+    limits, moving = reader.factor_of_sum(a.terms, bs), 1.0
+    if limits is None:
+        return None
+    axes = {id(x): a.form[1] for x in terms[: len(a.terms)]} | {id(x): b.form[1] for x in weights}
+    if repeated and len(a.form[1]) != 1:
+        return None
+    if not all(x.is_public or ((x.axis,) == axes[id(x)] and x.others.is_zero) for x in known):
+        moving = sum(as_dense(x).others.count for x in known)
+        if shape or not math.isfinite(moving):
+            return None
+    low, high = map(np.array, limits)
+    spread = "all" if a.places is None else "places"
+    return _Quotient(low, high, known, weights, moving, spread)  # type: ignore[arg-type]
+
+
+def _of_rows(
+    reader: _Ratios, top: At, divisor: _Divisor, b: _Sum, shape: tuple[int, ...]
+) -> _Quotient | None:
+    """Returns facts about w^T x divided by the sums of the columns of w, such as weighted means."""
+    node = reader.node(top)
+    if node.name != "dot_general" or b.more or b.places is not None:
+        return None
+    (ca, cb), batch = node.equation.params["dimension_numbers"]
+    w = reader.value(reader.plain(b.terms[0]))
+    given: list[Any] = [reader.value(operand) for operand in node.operands]
+    if batch != ((), ()) or w is None or w.axis is None or b.form[1] != (w.axis,):
+        return None
+    if any(x is None or (x.axis,) != tuple(c) for x, c in zip(given, (ca, cb), strict=True)):
+        return None
+    for k in (0, 1):
+        at, x = node.operands[k], given[1 - k]
+        made = reader.node(reader.plain(at))
+        if made.name == "transpose":
+            at = made.operands[0]
+        mine, theirs = len(given[k].shape) - 1, len(x.shape) - 1
+        first = 0 if k == 0 else theirs
+        if len(w.shape) > 2 or not reader.same(reader.plain(at), reader.plain(b.terms[0])):
+            continue
+        # The sums of w vary along the axes of the quotient that come from w.
+        columns = tuple(range(first, first + mine))
+        if divisor.places != columns or aval(divisor.sum[0]).shape != shape[first : first + mine]:
+            continue
+        rest = [size for j, size in enumerate(x.shape) if j != x.axis]
+        low, high = (
+            np.broadcast_to(pick(end, axis=x.axis), rest)
+            for pick, end in ((np.min, x.low), (np.max, x.high))
+        )
+        if k == 0:
+            low, high = (end.reshape((1,) * mine + end.shape) for end in (low, high))
+        else:
+            low, high = (end.reshape(end.shape + (1,) * mine) for end in (low, high))
+        if not all(y.is_public or y.others.is_zero for y in (x, w)):
+            return None
+        return _Quotient(low, high, [x, w], [w])
+    return None
+
+
 def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | None:
     """Returns the value of a quotient of two sums over the records; None for other quotients."""
-    values, root = search.values, search.root
-    reader = _Ratios(search, root, values)
-    top, bottom = ((atom, root) for atom in equation.invars)
+    reader = _Ratios(search, search.root, search.values)
+    top, bottom = ((atom, search.root) for atom in equation.invars)
     by = reader.value(bottom)
-    divisor = reader.divisor(bottom) if by is not None else None
-    if by is None or divisor is None or aval(equation.invars[0]).shape != by.shape:
+    if by is None or aval(equation.invars[0]).shape != walked.shape:
         return None
-    scale, top = reader.scaled(top)
-    a, b = reader.sum(top), reader.sum(divisor)
-    if a is None or b is None or len(b.terms) != 1 or a.form != b.form:
-        return None
-    if a.places is not None and not reader.same(a.places, b.places):  # type: ignore[arg-type]
-        return None
-    terms = [x for x in map(reader.value, (*a.terms, *b.terms)) if x is not None]
+    divisor, (scale, top) = reader.divisor(bottom), reader.scaled(top)
+    found = _quotient(reader, top, divisor, walked.shape)
     # If a term is itself a sum, a compiler may merge it into the sum of terms, which changes the
-    # rounding. The b_i occur in both sums, so both uses must see the same numbers.
-    if any(flattened(x)[0] > 1 or x.pending.coarse or x.nan for x in terms) or terms[-1].apart:
+    # rounding.
+    if found is None or any(flattened(x)[0] > 1 or x.pending.coarse or x.nan for x in found.terms):
         return None
-    weights, limits = terms[-1], reader.factor(a.terms, reader.plain(b.terms[0]))
-    least = float(by.low.min())
-    if limits is None or weights.low.min() < 0 or least < 2.0**-30:
+    weights, least = found.weights, float(by.low.min())
+    if any(x.low.min() < 0 for x in weights) or least < 2.0**-30:
         return None
-    limits = (scale * limits[0], scale * limits[1])
-    # `moving` is the number of terms that one record changes.
-    moving, axes = 1.0, a.form[1]
-    if not all(x.is_public or ((x.axis,) == axes and x.others.is_zero) for x in terms):
-        moving = sum(as_dense(x).others.count for x in terms)
-        if walked.shape or not math.isfinite(moving):
-            return None
-    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     # Both sums, two casts and the product of two terms are rounded. The errors are relative to the
     # sum of b_i.
-    dtype, n = walked.dtype, math.prod(weights.shape)
-    gamma = rounding.sum_units(n, dtype) + 80 * rounding.unit(dtype)
+    dtype, n = walked.dtype, math.prod(weights[0].shape)
+    gamma = rounding.sum_units(n * len(weights), dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:
         return None
-    size = max(high, -low)
+    low, high = np.minimum(scale * found.low, 0.0), np.maximum(scale * found.high, 0.0)
+    size = float(max(high.max(), -low.min()))
     error = rounding.of_quotient(gamma, dtype) * size
-    error = float(rounding.up(error + 64 * rounding.tiny(dtype) * (n + 1) * (1 + size) / least))
-    most = (high - low) * float(weights.high.max()) * moving / least
-    most = float(rounding.up(most * (1 + 4 * gamma)))
+    error += 64 * rounding.tiny(dtype) * (n + 1) * (1 + size) / least
+    # The b_i occur in both sums, and two uses of b_i may be rounded differently.
+    error += size * n * sum(x.apart for x in weights) / least
+    error = float(rounding.up(error))
+    if not math.isfinite(error):
+        return None
+    largest, smallest = (
+        sum(float(pick(end)) for end in ends)
+        for pick, ends in (
+            (np.max, [x.high for x in weights]), (np.min, [x.low for x in weights]),
+        )
+    )  # fmt: skip
+    fraction = largest * found.moving / least
+    ends, width = (low, high), high - low
+    if not divisor.raised and found.moving == 1 and found.spread == "all" and smallest > 0:
+        axis = found.terms[-1].axis
+        records = weights[0].shape[axis] if axis is not None else 1
+        own = largest / ((records - 1) * smallest + largest)
+        ends = scale * found.low, scale * found.high
+        if own * (ends[1] - ends[0]).max() < fraction * width.max():
+            fraction, width = own, ends[1] - ends[0]
+    most = rounding.up(width * fraction * (1 + 4 * gamma))
+    most = np.broadcast_to(
+        most.reshape((1,) * (len(walked.shape) - most.ndim) + most.shape), walked.shape
+    )
     entries = math.prod(walked.shape)
-    # At most two places change, but a float sum may be rounded differently at every place.
-    count = entries if a.places is None else min(2, entries)
-    l1, l2 = most * count + 2 * error * entries, most * math.sqrt(count)
-    l2 += 2 * error * math.sqrt(entries)
-    bounds = np.array(most + 2 * error), float(rounding.up(l1)), float(rounding.up(l2))
-    return meet(walked, low - error, high + error, bounds, bounds)
+    slip1, slip2 = 2 * error * entries, 2 * error * math.sqrt(entries)
+    if found.spread == "all":
+        l1, l2 = float(most.sum()), rounding.norm2(most)
+    else:
+        # At most two places change, or all shares by at most two parts. But a float sum may be
+        # rounded differently at every place.
+        count = min(2, entries)
+        l1, l2 = float(most.max()) * count, float(most.max()) * math.sqrt(count)
+    room = 1 + (entries + 100) * 2.0**-52
+    bounds = (
+        most + 2 * error,
+        float(rounding.up(l1 * room + slip1)),
+        float(rounding.up(l2 * room + slip2)),
+    )
+    row = math.inf
+    if found.spread == "shares":
+        row = float(rounding.up(scale + error * entries))
+    shape = (1,) * len(walked.shape)
+    low, high = (np.broadcast_to(end, np.broadcast_shapes(end.shape, shape)) for end in ends)
+    return meet(walked, low - error, high + error, bounds, bounds, l1_of_row=row)

@@ -164,12 +164,12 @@ def sum_over(x: Abstract, axes: Sequence[int], sums_of: SumsOf = Sums.of, **_: A
     slack = sums.host * sums.sizes + sums.flush + joined
     low, high = rounding.widened(low, high, slack)
     error = sums.gamma * sums.sizes + sums.flush
-    row = math.inf
-    if axis is not None:  # A sum over entries of a row is at most the l1 norm of the row.
-        row = float(rounding.up(x.l1_of_row))
-        low, high = (np.clip(end, -row - error, row + error) for end in (low, high))
-        off = over(error, axis)
-        row += float(rounding.up(off.sum())) * math.prod(shape) / shape[axis] / off.size
+    # A sum of entries of a row is at most the l1 norm of the row.
+    row = float(rounding.up(x.l1_of_row * (x.n if x.axis in axes else 1)))
+    low, high = (np.clip(end, -row - error, row + error) for end in (low, high))
+    off = over(error, axis)
+    entries = math.prod(size for k, size in enumerate(shape) if k != axis)
+    row += float(rounding.up(off.sum())) * entries / off.size
     if (x.low >= 0).all():  # A sum of nonnegative numbers is nonnegative, however it is rounded.
         low = np.maximum(low, 0.0)
     width = math.prod(x.shape[k] for k in axes if k != x.axis)
@@ -437,7 +437,7 @@ def _sorted(x: Abstract, dimension: int) -> Abstract:
 
     found = result_of(x, low, high, moved, whole=x.whole, apart=x.apart + flush)
     if len(x.shape) == 1 and x.apart == 0:
-        found = dataclasses.replace(found, replaced=x.others.count)
+        found = dataclasses.replace(found, replaced=float(np.floor(x.others.count)))
     return found
 
 
@@ -472,9 +472,12 @@ def contract(
     (ca, cb), (ba, bb) = dimension_numbers
     narrow = first.dtype in rounding.NARROW
     if first.dtype != second.dtype or dtype != (np.float32 if narrow else first.dtype):
+        remedy = "ask for preferred_element_type=jnp.float32"
+        if not narrow:
+            remedy = f"convert both to {dtype} before"
         raise RefusalError(
             f"a product of {first.dtype} and {second.dtype} in {dtype} is not supported in "
-            "proofs: in 16 bits, ask for preferred_element_type=jnp.float32"
+            f"proofs: {remedy}"
         )
     # Both arrays get the same axes: batch, free axes of a, free axes of b, summed axes. The free
     # axes of one array have length 1 in the other.

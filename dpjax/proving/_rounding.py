@@ -34,6 +34,10 @@ def up(bound: np.ndarray | float) -> np.ndarray:
 
 def times(first: np.ndarray | float, second: np.ndarray | float) -> np.ndarray:
     """Returns a product of bounds, rounded up. It is above 0 if both factors are."""
+    if isinstance(first, float) and isinstance(second, float):  # Much faster than with arrays.
+        positive = first > 0 and second > 0
+        found = max(float(first) * float(second) * _INFLATION, _FLOOR) if positive else 0.0
+        return np.asarray(found)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         product = np.asarray(up(np.multiply(first, second)))
     positive = (np.asarray(first) > 0) & (np.asarray(second) > 0)

@@ -469,7 +469,8 @@ def meet(
         source=x.source, pending=x.pending, apart=min(x.apart, apart),
         counts=(min(x.changed.count, counts[0]), min(x.others.count, counts[1])),
     )  # fmt: skip
-    return dataclasses.replace(found, nan=x.nan, answers=x.answers, off=x.off)
+    kept: Any = {"nan": x.nan, "answers": x.answers, "off": x.off, "replaced": x.replaced}
+    return dataclasses.replace(found, **kept)
 
 
 def result_of(
@@ -521,7 +522,10 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         if largest > 2.0**52 or low.min() < info.min or high.max() > info.max:
-            raise RefusalError(f"{dtype} may overflow: the value may be as large as {largest:.3g}")
+            raise RefusalError(
+                f"the value may be as large as {largest:.3g}, so {dtype} may overflow: convert the "
+                "operands to a wider dtype"
+            )
 
 
 def as_dense(x: Abstract) -> Abstract:

@@ -29,9 +29,20 @@ from dpjax.proving._exact_programs import (
 )
 from dpjax.proving._exact_sums import worth_it
 from dpjax.proving._operations import Operation, operation_of
-from dpjax.proving._patterns import Found, Program, improved, of_call
+from dpjax.proving._order_statistics import Combination, combination, is_sorted
+from dpjax.proving._patterns import (
+    Found,
+    Program,
+    Values,
+    exponentials_of,
+    improved,
+    meeting,
+    of_call,
+)
 from dpjax.proving._pending import carried
 from dpjax.proving._slots import at_one_place
+from dpjax.proving._softmax_gradients import Mark, marked, product
+from dpjax.proving._transfers import sum_of_counts, transfer
 from dpjax.proving._value import (
     Abstract,
     OverflowRefusalError,
@@ -106,6 +117,14 @@ class Walk:
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
     # The cells of arrays (`_cells.py`).
     held: dict[Abstract, cells.Held] = dataclasses.field(default_factory=dict)
+    # The arrays that are combinations of order statistics.
+    mixtures: dict[Abstract, Combination] = dataclasses.field(default_factory=dict)
+    # The sorted vectors of arrays, so that a vector that is sorted twice has one abstract value.
+    sorts: dict[Abstract, Abstract] = dataclasses.field(default_factory=dict)
+    # The counts of records, with whether a record that leaves one of them joins another.
+    transfers: dict[Abstract, bool] = dataclasses.field(default_factory=dict)
+    # The arrays that are parts of a softmax.
+    softmaxes: dict[Abstract, Mark] = dataclasses.field(default_factory=dict)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """Returns the values of the outputs. An input of None must not be used."""
@@ -193,6 +212,7 @@ class Walk:
             ]
             refusal = refused.get(equation.outvars[0]) if equation.outvars else None
             outputs = self.refined(equation, given, outputs, refusal)
+            outputs = self.recognized(program, equation, given, outputs, values)
             for k, variable in enumerate(equation.outvars):
                 write(variable, outputs[k] if outputs else None)
                 # The steps of an inner program are listed, so the call of the program is not listed
@@ -294,6 +314,43 @@ class Walk:
         self.held[value] = held
         return [value]
 
+    def recognized(
+        self, program: Program, equation: Equation, operands: Sequence[Any], outputs: Any,
+        values: Values,
+    ) -> list[Any] | None:  # fmt: skip
+        """Returns the result of an operation, tightened by facts about the arrays it combines.
+
+        These facts are about order statistics, counts, and parts of a softmax. They are stored with
+        the abstract value of an array, which stands for this array alone.
+        """
+        if called(equation) or not outputs or len(outputs) > 1 or any(x is None for x in operands):
+            return outputs
+        (made,), name = outputs, equation.primitive.name
+        if made.refusal or any(x.refusal for x in operands):
+            return outputs
+        if (shared := product(name, operands, self.softmaxes)) is not None:
+            made = meeting(made, dataclasses.replace(shared, pending=made.pending))
+        if name == "sort" and is_sorted(made):
+            made = self.sorts.setdefault(operands[0], made)
+        found = combination(name, equation.params, operands, made, self.mixtures)
+        if found is not None:
+            made = found.tightened(made)
+            self.mixtures[made] = found
+        if name == "reduce_sum" and self.transfers:
+            (x,) = operands
+            held = self.held.get(x) or cells.separated(x)
+            made = sum_of_counts(x, made, held, self.transfers)
+        if (both := transfer(name, equation.params, operands, made)) is not None:
+            self.transfers[made] = both
+        if made is not outputs[0] and outputs[0] in self.held:
+            self.held[made] = self.held[outputs[0]]
+        mark = marked(name, equation.params, operands, self.softmaxes)
+        if mark is None and (known := exponentials_of(program, equation, values)) is not None:
+            mark = Mark(*known)
+        if mark is not None:
+            self.softmaxes[made] = mark
+        return [made]
+
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
         """Records the variance of a lemma, which a release could compute exactly."""
         if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
@@ -380,7 +437,15 @@ class Walk:
             sums = loops.added_one_by_one(equation.params, operands)
             if any(worth_it(equation.params["length"], dtype) for dtype in sums):
                 self.inexact[self.path] = f"scan{self.line}: {_ONE_BY_ONE}"
-            return loops.looped(self.run, self.tried, equation.params, operands)
+            shown = len(self.steps)
+            try:
+                return loops.looped(self.run, self.tried, equation.params, operands)
+            except RefusalError:
+                del self.steps[shown:]
+                again = loops.by_invariant(self.run, self.tried, equation.params, operands)
+                if again is None:
+                    raise
+                return again
         if operation.rule is None:
             raise RefusalError("this operation is not supported in proofs")
         try:

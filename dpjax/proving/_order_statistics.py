@@ -1,0 +1,174 @@
+"""Combinations of order statistics: quantiles, ranges between them, and means of some of them.
+
+Let s be a sorted vector, and s' the one of a neighbor, with ||s - s'||_1 <= d. Let y = C s for a
+public matrix C, which is the same on both databases. Then y - y' = C (s - s'), so
+
+    ||y - y'||_1 <= d max_j sum_i |C_ij| ,    ||y - y'||_2 <= d max_j sqrt(sum_i C_ij^2) ,
+    |y_i - y'_i| <= d max_j |C_ij| .
+
+A rule for single operations forgets that two order statistics cannot both move by d. For example, a
+quantile is (1 - t) s_j + t s_(j+1), which changes by at most d max(t, 1 - t), not d.
+
+The walk stores bounds on |C|, and a bound on the distance of a computed entry from the exact one.
+The matrix may depend on how the program computes a public index in floats, so the bounds cover all
+candidates.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._value import Abstract, meet
+
+_MOST_WEIGHTS = 2**22
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Combination:
+    """An array that is a linear combination of the entries of a sorted vector.
+
+    Attributes:
+        of: the sorted vector.
+        weights: bounds on the magnitudes of the coefficients; the last axis indexes `of`.
+        off: a bound on the rounding error of an entry.
+    """
+
+    of: Abstract
+    weights: np.ndarray
+    off: float
+
+    def tightened(self, x: Abstract) -> Abstract:
+        """Returns the abstract value of the combination, tightened by the lemma."""
+        weights, d = self.weights.reshape(-1, self.weights.shape[-1]), self.of.others.l1
+        slip, size, room = 2 * self.off, len(weights), 1 + 2.0**-30
+        each = self.weights.max(-1) * d * room + slip
+        l1 = weights.sum(0).max() * d * room + slip * size
+        l2 = np.sqrt((weights**2).sum(0).max()) * d * room + slip * math.sqrt(size)
+        moved = rounding.up(each), float(rounding.up(l1)), float(rounding.up(l2))
+        return meet(x, changed=moved, others=moved)
+
+
+Combinations = Mapping[Abstract, Combination]
+
+
+def combination(
+    name: str, params: Mapping[str, Any], operands: Sequence[Abstract], found: Abstract,
+    known: Combinations,
+) -> Combination | None:  # fmt: skip
+    """Returns the result of an operation as a combination of order statistics; None for others."""
+    if found.axis is not None or found.nan or found.pending.coarse or found.is_public:
+        return None
+    given = [known.get(x) for x in operands]
+    first = given[0] if given else None
+    if first is None and operands and is_sorted(operands[0]):
+        first = _started(operands[0], name, params, operands[1:], found)
+        return first
+    if first is not None:
+        *shape, n = first.weights.shape
+        places = _places(name, params, operands[1:], shape)
+        if places is not None and places.size * n <= _MOST_WEIGHTS:
+            return dataclasses.replace(first, weights=first.weights.reshape(-1, n)[places])
+    if found.off is None:
+        return None
+    relative, absolute = found.off
+    made = None
+    if name in ("add", "sub") and None not in given:
+        made = _added(given)  # type: ignore[arg-type]
+    elif name in ("mul", "div"):
+        made = _scaled(name, operands, given)
+    elif name == "neg":
+        made = first
+    elif name == "reduce_sum" and first is not None:
+        axes = tuple(params["axes"])
+        count = math.prod(operands[0].shape[k] for k in axes)
+        made = Combination(first.of, first.weights.sum(axes), first.off * count)
+        relative *= count
+    if made is None or made.weights.shape[:-1] != found.shape:
+        return None
+    size = max(float(x.magnitude.max()) for x in (found, *operands))
+    relative = relative / (1 - relative) if relative < 0.5 else math.inf
+    # A rounded number is at most (size + absolute) / (1 - relative) before rounding.
+    off = float(rounding.up(made.off + relative * (size + absolute) + absolute))
+    return dataclasses.replace(made, off=off) if math.isfinite(off) else None
+
+
+def is_sorted(x: Abstract) -> bool:
+    """Whether an array is a sorted vector, which all of its uses see alike."""
+    return math.isfinite(x.replaced) and x.axis is None and len(x.shape) == 1
+
+
+def _started(
+    x: Abstract, name: str, params: Mapping[str, Any], rest: Sequence[Abstract], found: Abstract
+) -> Combination | None:
+    """Returns entries of a sorted vector as combinations of it."""
+    if math.prod(found.shape) * x.shape[0] > _MOST_WEIGHTS:
+        return None
+    off = float(rounding.up(x.apart + 4 * rounding.tiny(x.dtype)))
+    places = _places(name, params, rest, x.shape)
+    if places is not None:
+        return Combination(x, 1.0 * (places[..., None] == np.arange(x.shape[0])), off)
+    if name != "gather" or not rest[0].is_public or found.shape != rest[0].shape[:-1]:
+        return None
+    first, last = (
+        np.broadcast_to(end, rest[0].shape)[..., 0] for end in (rest[0].low, rest[0].high)
+    )
+    every = np.arange(x.shape[0])
+    weights = (first[..., None] <= every) & (every <= last[..., None])
+    return Combination(x, weights.astype(float), off)
+
+
+def _places(
+    name: str, params: Mapping[str, Any], rest: Sequence[Abstract], shape: Sequence[int]
+) -> np.ndarray | None:
+    """Returns the old index of each entry after an operation that only moves entries, else None."""
+    old = np.arange(math.prod(shape)).reshape(shape)
+    if name == "slice":
+        steps = params["strides"] or [1] * len(shape)
+        ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
+        return old[tuple(slice(*three) for three in ends)]
+    if name == "dynamic_slice":
+        if not all(start.is_known for start in rest):
+            return None
+        starts = [int(start.low) for start in rest]
+        pairs = zip(starts, params["slice_sizes"], strict=True)
+        return old[tuple(slice(a, a + size) for a, size in pairs)]
+    if name == "squeeze":
+        return old.squeeze(tuple(params["dimensions"]))
+    if name == "reshape":
+        return old.reshape(params["new_sizes"])
+    if name != "broadcast_in_dim":
+        return None
+    after, ones = params["shape"], [1] * len(params["shape"])
+    for k, place in enumerate(params["broadcast_dimensions"]):
+        ones[place] = shape[k]
+    return np.broadcast_to(old.reshape(ones), after)
+
+
+def _added(given: Sequence[Combination]) -> Combination | None:
+    a, b = given
+    if a.of is not b.of:
+        return None
+    return Combination(a.of, a.weights + b.weights, a.off + b.off)
+
+
+def _scaled(
+    name: str, operands: Sequence[Abstract], given: Sequence[Combination | None]
+) -> Combination | None:
+    """Returns the product or quotient of a combination and public numbers."""
+    pairs = list(zip(given, reversed(operands), strict=True))[: 1 if name == "div" else 2]
+    for one, other in pairs:
+        if one is None or not other.is_public or not other.is_finite:
+            continue
+        factor = other.magnitude
+        if name == "div":
+            least = np.minimum(np.abs(other.low), np.abs(other.high))
+            if not ((other.low > 0) | (other.high < 0)).all():
+                return None
+            factor = 1 / least
+        weights = one.weights * (np.asarray(factor) * (1 + 2.0**-50))[..., None]
+        return Combination(one.of, weights, float(one.off * np.max(factor)))
+    return None
