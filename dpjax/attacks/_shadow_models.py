@@ -109,7 +109,8 @@ def shadow_models(
     candidates, count = record_arrays("records", records, least=2)
     if count % 2:
         raise ValueError(
-            f"records must be even in number, since a coin chooses one of two, got {count}"
+            "records must have an even number, because a coin chooses between two records, got"
+            f" {count}"
         )
     others = () if population is None else (record_arrays("population", population)[0],)
     key_coins, key_models = jax.random.split(check_sampling_key(key))

@@ -46,7 +46,7 @@ def subset_counts(database: jax.Array) -> jax.Array:
             f"database must have shape (n,) with n at most {_MOST_RECORDS}, got"
             f" {list(database.shape)}"
         )
-    # Narrow integers, such as int8, would wrap around.
+    # Sums of narrow integers, such as int8, would wrap around.
     real = is_float(database)
     return _counts(database if real else database.astype(int))
 

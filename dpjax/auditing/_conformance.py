@@ -36,8 +36,8 @@ _LARGEST_LOG_RATIO = 6.0
 # Limits for fitting a density: the largest number of integer outcomes, the least number of draws of
 # an outcome, and the largest number of float coordinates.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The standard deviation of the fitted density is smaller than that of the noise by this factor, and
-# the density is truncated at these quantiles.
+# The fitted density has this fraction of the standard deviation of the noise, and it is truncated
+# at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 

@@ -80,7 +80,7 @@ def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# If at most this fraction of all numbers is not on a grid, these numbers are treated as exceptions.
+# A grid may miss at most this fraction of all numbers, which then count as exceptions.
 _STRAYS = 0.02
 
 

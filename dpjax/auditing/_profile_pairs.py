@@ -219,7 +219,7 @@ class ReleasedPair(RandomPair):
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the stretch and the loss of pair `index`, and the resolution of its value."""
+        """Returns the stretch and the loss of pair `index`, and the resolution of its values."""
         if self.sums is None:
             return super().distance(key, index, position)
         loss, noise = self._release(key, index)

@@ -388,7 +388,8 @@ def _simulated(
     key_pilots, key_databases = jax.random.split(key)
     pilots = jax.random.split(key_pilots, _PILOTS)
     spec = jax.ShapeDtypeStruct((), key.dtype)
-    # Traced programs with equal fingerprints are compiled only once.
+    # The oracle and the score are traced, because programs with equal fingerprints are compiled
+    # once.
     drawn = Program.trace("oracle", lambda key: oracle(key, n), spec)
     scored = _program_of(score, drawn.outputs.tree())
     scores = _scores_of_drawn(pilots, oracle=drawn, score=scored)

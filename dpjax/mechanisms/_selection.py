@@ -139,8 +139,8 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         """
         # The privacy loss of each of `count` selections lies in an interval of length epsilon /
         # count. So the squared lengths add up to epsilon^2 / count. With groups, a record may
-        # change two groups, with lengths a and b for each selection. Because a + b <= epsilon /
-        # count, the sum of squares is no larger.
+        # change two groups. If their intervals have lengths a and b, then a + b <= epsilon / count,
+        # so the sum of squares is no larger.
         rho, delta = super().zcdp
         return (rho / 4 if self.rule.bounded_range else rho) / self.count, delta
 

@@ -174,8 +174,8 @@ def check_bounds(lower: float, upper: float) -> tuple[float, float]:
     width = high - low
     if width < 2.0**-20 * max(abs(low), abs(high)) or not 1e-25 < width < 1e25:
         raise ValueError(
-            "upper - lower must be between 1e-25 and 1e25, and at least 2^-20 times the larger"
-            f" magnitude of both, got {low:g} and {high:g}"
+            "upper - lower must be between 1e-25 and 1e25, and at least 2^-20 times the larger of"
+            f" |lower| and |upper|, got {low:g} and {high:g}"
         )
     return low, high
 

@@ -475,7 +475,7 @@ def _observed(simulation: Simulation, release: Any) -> jax.Array:
         jax.tree.map(jnp.shape, x) for x in wanted
     ] or not all(fits(x, like.dtype) for x, like in leaves):
         raise ValueError(
-            "release must be like the private function's releases about databases of the model,"
+            "release must be like a release of the private function on a database of the model,"
             f" {_checks.described(wanted)}, got {_checks.described(given)}"
         )
     as_arrays = [

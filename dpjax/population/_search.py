@@ -12,8 +12,8 @@ from jax.scipy.linalg import solve_triangular
 # The least variance of standardized numbers. It makes the covariance matrix invertible if numbers
 # are equal.
 _LEAST_VARIANCE = 1e-6
-# If the numbers before a number leave less than this fraction of its variance unexplained, float32
-# is too coarse for the lengths in `margins`.
+# If a number of a release is a linear function of the numbers before it, except for less than this
+# fraction of its variance, then float32 is too coarse for the lengths in `margins`.
 _LEAST_UNEXPLAINED = 1e-3
 _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 

@@ -105,7 +105,7 @@ class World:
 
     @functools.cached_property
     def _largest(self) -> jax.Array:
-        """Returns the largest log density of releases with additive noise: that of noise 0."""
+        """Returns the largest log density that additive noise can have: its density at 0."""
         zeros = [
             jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), x.values.tree()) for x in self.laws
         ]

@@ -164,7 +164,7 @@ class SensitivityMechanism(abc.ABC):
             prior: the largest probability of success without the release, in [0, 1].
 
         Returns:
-            The largest probability of success with it, rounded up.
+            The largest probability of success with the release, rounded up.
         """
         return self.risk.reconstruction_bound(prior)
 

@@ -181,8 +181,8 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
     proved = mechanism.sensitivity.bounds is not None
     if proved and drawn != (records := mechanism.sensitivity.records):
         raise ValueError(
-            f"oracle must draw records like those of the proof of mechanism {name!r}, {records},"
-            f" got {drawn}"
+            f"oracle must draw records like those for which mechanism {name!r} was proved,"
+            f" {records}, got {drawn}"
         )
     covering(mechanism, needed(target, mechanism.sensitivity, drawn))
 

@@ -154,7 +154,7 @@ class _WithBound(KnownSensitivity):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundedTarget(_WithBound):
-    """A function of a database, with its bound under replace-one."""
+    """A function of a database, with a bound on its sensitivity under replace-one."""
 
     function: Target
 
@@ -164,7 +164,7 @@ class BoundedTarget(_WithBound):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundedSum(Summable, _WithBound):
-    """A function of a sum over records, with its bound under replace-one.
+    """A function of a sum over records, with a bound on its sensitivity under replace-one.
 
     If `largest` is given, statistics are floats in [-largest, largest] and their sum is exact.
     """
@@ -176,7 +176,7 @@ def dims_or_none(dims: int | None) -> int | None:
 
 
 def check_dims(dims: int | None, found: int) -> None:
-    """Raises an error for records whose number of coordinates differs from that of the bound."""
+    """Raises an error if records do not have the number of coordinates that a bound assumes."""
     if dims not in (None, found):
         raise ValueError(f"records must have dims={dims} coordinates, got {found}")
 

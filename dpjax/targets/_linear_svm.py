@@ -28,9 +28,9 @@ from dpjax.targets._minimizers import check_strength, inverse_factor
 # larger fraction, divisors in the next step would lose digits. With a smaller fraction, more steps
 # would be needed.
 _STRIDE = 0.99
-# At the end, the solver aims at complementary products, a slope times a distance, of this number
-# times the cap. So the number bounds the error of a margin. It is a tenth of eps in float32. It is
-# 1e-12 in float64, where a tenth of eps might not be reached in a fixed number of steps.
+# At the end, every product of a slope and a distance should be this number times the cap. So the
+# number bounds the error of a margin. It is a tenth of eps in float32. It is 1e-12 in float64,
+# where a tenth of eps might not be reached in a fixed number of steps.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
 # The gap is at least this number times cap^2 eps, which limits the Hessian: it consists of the
 # penalty, 1, and of cap^2 / (8 gap) for a record of length 1 whose slope is not decided. At the
@@ -50,9 +50,8 @@ _LAST_STEPS = 8
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
 # A slope counts as decided if it is within this fraction of the cap from 0 or from the cap.
 _DECIDED = 0.1
-# A penalty on the bias, without which the Hessian would be singular if the slopes of all records
-# are decided: in units of eps times the cap in the first steps, and in units of the cap in the
-# final steps.
+# A penalty on the bias keeps the Hessian from being singular if the slopes of all records are
+# decided. Its unit is eps times the cap in the first steps, and the cap in the final steps.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 

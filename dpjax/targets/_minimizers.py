@@ -96,7 +96,8 @@ def walk_error(
         strength: lambda.
         curvature: as for `walk_plan`.
         gradient_error: e, as for `walk_plan`.
-        rounding: u, the rounding of a step: of its quotient, its sum and the projection.
+        rounding: u, the rounding error of a step, which consists of a quotient, a sum and a
+            projection.
     """
     certified = (1 + GRADIENTS_IN_ERRORS) * gradient_error
     walked = 2 * gradient_error + (strength + curvature) * rounding

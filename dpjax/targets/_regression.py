@@ -308,10 +308,10 @@ def _ridge_objective(regularization: float) -> _Objective:
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # This bound includes the rounding of second moments. In units of eps / 2, the errors are d
-        # + 1 times the length of w for the product with moments, 1 for lambda w, and 2 for the two
-        # differences. The error of the moments is d / 2 + 5, because an average is rounded to a
-        # grid and then divided.
+        # This bound includes the rounding of second moments. In units of eps / 2, the errors are (d
+        # + 1) |w| for the product with moments, 1 for lambda w, and 2 for the two differences. The
+        # error of the moments is d / 2 + 5, because an average is rounded to a grid and then
+        # divided.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)
