@@ -18,11 +18,13 @@ import jax_privacy.noise_addition
 import numpy as np
 import optax
 import sklearn.datasets
-from jax_privacy.matrix_factorization import toeplitz
+from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
 
 import dpjax
 from dpjax import learning
+from dpjax.learning import _buffers
 from dpjax.random import seeded_key
+from dpjax.targets._optax_training import optax_promotion
 from harness import Race, Row, record
 
 SIZE, BANDS, STEPS = 101_770, 16, 512
@@ -30,12 +32,22 @@ CLIP_NORM, DELTA = 1.0, 1e-5
 ADDED = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
-def error_of_prefix_sums() -> float:
-    """The relative difference of the stated errors of one strategy."""
+def errors_of_prefix_sums() -> dict[str, float]:
+    """The relative differences of the stated errors of the same strategies."""
     coefficients = toeplitz.optimize_banded_toeplitz(STEPS, BANDS)
-    ours = learning.toeplitz_strategy(coefficients, steps=STEPS).error()
+    banded = learning.toeplitz_strategy(coefficients, steps=STEPS).error()
     theirs = math.sqrt(float(toeplitz.loss(coefficients, n=STEPS)))
-    return abs(ours / theirs - 1)
+    found = {"banded": abs(banded / theirs - 1)}
+    for groups in (STEPS, STEPS // 4):
+        ours = learning.buffered_strategy(steps=STEPS, groups=groups)
+        with optax_promotion(), jax.enable_x64(True):
+            series = buffered_toeplitz.optimize(
+                n=STEPS, min_sep=groups, max_participations=STEPS // groups, error="mean"
+            )
+            squared = float(toeplitz.loss(series.toeplitz_coefs(STEPS), n=STEPS))
+        name = f"{len(ours.decays)} buffers, {groups} groups"
+        found[name] = abs(ours.error() / math.sqrt(squared) - 1)
+    return found
 
 
 def epsilons() -> dict[str, float]:
@@ -48,21 +60,37 @@ def epsilons() -> dict[str, float]:
     return {"dpjax": ours, "dp-accounting": theirs.get_epsilon(DELTA)}
 
 
-def noises(coefficients: np.ndarray, multiplier: float, steps: int, size: float) -> dict[str, Any]:
+def noises() -> dict[str, Any]:
     """The noise of both libraries, as transformations of a clipped sum to an average."""
-    strategy = learning.toeplitz_strategy(coefficients, steps=steps)
-    ours = learning.correlated_noise(
-        seeded_key(0), strategy=strategy, noise_multiplier=multiplier, batch_size=size
-    )
+    coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(STEPS, BANDS))
     normal = jnp.asarray(coefficients / np.linalg.norm(coefficients), jnp.float32)
-    privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
-        toeplitz.inverse_as_streaming_matrix(normal), stddev=multiplier, prng_key=0
-    )
-    theirs = learning.with_privatizer(privatizer, batch_size=size)
-    alone = learning.gaussian_noise(seeded_key(0), noise_multiplier=multiplier, batch_size=size)
-    return {
-        "dpjax, exact": ours, "jax_privacy, floats": theirs, "dpjax, exact and independent": alone
+    with optax_promotion(), jax.enable_x64(True):
+        found = buffered_toeplitz.optimize(n=STEPS, min_sep=STEPS, max_participations=1)
+        series = np.asarray(found.buf_decay), np.asarray(found.output_scale)
+        column_norm = float(np.linalg.norm(found.toeplitz_coefs(STEPS)))
+    narrow = buffered_toeplitz.BufferedToeplitz.build(*series, dtype=jnp.float32)
+    pairs = {
+        "": (
+            learning.toeplitz_strategy(coefficients, steps=STEPS),
+            toeplitz.inverse_as_streaming_matrix(normal), 1.0,
+        ),
+        ", buffers": (
+            _buffers.rounded(*series, steps=STEPS),
+            narrow.inverse_as_streaming_matrix(), column_norm,
+        ),
     }  # fmt: skip
+    given: dict[str, float] = {"noise_multiplier": 1.0, "batch_size": 1.0}
+    made: dict[str, Any] = {}
+    for name, (strategy, inverse, stddev) in pairs.items():
+        privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
+            inverse, stddev=stddev, prng_key=0
+        )
+        made["dpjax, exact" + name] = learning.correlated_noise(
+            seeded_key(0), strategy=strategy, **given
+        )
+        made["jax_privacy, floats" + name] = learning.with_privatizer(privatizer, batch_size=1.0)
+    made["dpjax, exact and independent"] = learning.gaussian_noise(seeded_key(0), **given)
+    return made
 
 
 class Steps:
@@ -87,10 +115,9 @@ class Steps:
 
 def race_of_steps() -> tuple[Race, dict[str, float]]:
     """Steps of noise alone, of as many numbers as a small perceptron has; and their CPU times."""
-    coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(STEPS, BANDS))
     runs: dict[str, Callable[[], Any]] = {}
     for donated in (False, True):
-        for name, noise in noises(coefficients, 1.0, STEPS, 1.0).items():
+        for name, noise in noises().items():
             runs[name + ", donated" * donated] = Steps(noise, donated=donated)
     return Race(runs, rounds=60), cpu_seconds(runs)
 
@@ -236,7 +263,7 @@ def run() -> None:
     parser.add_argument("--accuracy", type=int, default=0)
     parser.add_argument("--draws", type=int, default=0)
     asked = parser.parse_args()
-    results: dict[str, Any] = {"difference of errors": error_of_prefix_sums()}
+    results: dict[str, Any] = {"differences of errors": errors_of_prefix_sums()}
     results["epsilon"] = epsilons()
     results["seconds of a batch"] = seconds_of_a_batch()
     if asked.draws:

@@ -11,6 +11,8 @@ from jax.typing import DTypeLike
 
 from dpjax._exact._kernels import sums_of_rows
 
+# `scale` multiplies by fractions, integers divided by 2^FRACTION_BITS.
+FRACTION_BITS = 30
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
 # A sum of this many 16-bit numbers is below 2^32.
@@ -138,6 +140,24 @@ def multiply(x: Limbs, y: Limbs) -> Limbs:
     """Returns the product x * y."""
     product = full_product(x.low, y.low)
     return Limbs(product.high + x.high * y.low + x.low * y.high, product.low)
+
+
+def scale(x: Limbs, numerators: jax.Array) -> Limbs:
+    """Returns x * n / 2^30 rounded, halves up, for integers n from -2^30 to 2^30.
+
+    x must be from -2^61 to 2^61 - 1. Two numbers at a distance d have results at a distance of less
+    than |n| / 2^30 * d + 1.
+    """
+    size, negative = jnp.abs(numerators).astype(jnp.uint32), numerators < 0
+    fine = x.low & np.uint32(2**FRACTION_BITS - 1)
+    # floor(x / 2^30) fits into an int32, because x has at most 62 bits.
+    coarse = (x.high << np.uint32(32 - FRACTION_BITS)) | (x.low >> np.uint32(FRACTION_BITS))
+    whole, rest = full_product(coarse, size), full_product(fine, size)
+    below_zero = coarse >> np.uint32(31)
+    whole = Limbs(whole.high - below_zero * size, whole.low)
+    whole, rest = (where(negative, negate(part), part) for part in (whole, rest))
+    half = constant(2 ** (FRACTION_BITS - 1))
+    return add(whole, shift_right(add(rest, half), jnp.uint32(FRACTION_BITS)))
 
 
 def where(condition: jax.Array, x: Limbs, y: Limbs) -> Limbs:

@@ -1,5 +1,6 @@
 """Learning from private records by noise in every step (DP-SGD), or in the objective."""
 
+from dpjax.learning._buffers import buffered_strategy
 from dpjax.learning._clipped_in_parts import clipped_in_parts
 from dpjax.learning._clipping import ClippedGradients, ClippedSum, clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise
@@ -27,7 +28,6 @@ from dpjax.learning._sampling import (
 from dpjax.learning._strategies import (
     Strategy,
     banded_strategy,
-    buffered_strategy,
     optimized_strategy,
     toeplitz_strategy,
 )

@@ -1,11 +1,12 @@
 """Correlated noise (matrix factorization) for clipped sums, computed exactly in integers.
 
-With the clipped sums g, a banded strategy C and fresh Gaussian noise z, updates are C^-1 (C g + z).
+With the clipped sums g, a strategy C and fresh Gaussian noise z, updates are C^-1 (C g + z).
 Step t draws y_t = sum_j C[t, j] (g_j - x_j) + C[t, t] g_t + z_t, over earlier steps j, and its
 update is x_t = y_t / C[t, t]. Earlier updates are public, so this is as private as row t of C g
-with noise. And g_j - x_j, the noise of an earlier update, is all that a state must hold. All of y_t
-is computed in integers: gradients are rounded to a grid, rows of C are rational, and z_t is integer
-noise. docs/proofs/correlated-noise.md has the proof.
+with noise. And g_j - x_j is the negative noise of an earlier update. It is all that a state must
+hold: of the last bands - 1 updates, or added up in a few buffers. All of y_t is computed in
+integers: gradients are rounded to a grid, rows of C are rational, and z_t is integer noise.
+docs/proofs/correlated-noise.md has the proof.
 """
 
 import dataclasses
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
@@ -53,9 +53,6 @@ _OUTWARD = 1 + 2.0**-18
 # Rounded sums are clamped to a magnitude of 2^_SUM_BITS, so that a product with an entry of C is at
 # most 2^61.
 _SUM_BITS = 61 - BITS
-# The noise of earlier updates is clamped to at most this magnitude. The guarantee holds for any
-# such bound.
-_LARGEST_NOISE = 2**31 - 1
 
 
 def correlated_noise(
@@ -79,7 +76,8 @@ def correlated_noise(
 
     Args:
         key: as for `gaussian_noise`.
-        strategy: C, from `optimized_strategy`, `toeplitz_strategy` or `banded_strategy`.
+        strategy: C, from `optimized_strategy`, `toeplitz_strategy`, `banded_strategy` or
+            `buffered_strategy`.
         noise_multiplier: sigma over the norm bound and the column norm, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`, with a `cyclic_sampling`.
         batch_size: B, as for `gaussian_noise`.
@@ -102,8 +100,8 @@ def correlated_noise(
         multiplier, whether or not batches are sampled within the record's group.
         `learning.guarantee` reads the steps from the state, and refuses a sampling with fewer
         groups than bands. Everything in y_t is computed in integers: sigma is increased to cover
-        the rounding of gradients and rows. The state holds the noise of the last bands - 1 updates,
-        4 bytes for each number: it must stay as secret as the key.
+        the rounding of gradients, rows and buffers. The state holds the noise of the last bands - 1
+        updates, 4 bytes for each number, or buffers of 8 bytes: it must stay as secret as the key.
 
     Source:
         Denisov, McMahan, Rush, Smith and Thakurta (2022), Theorem 2.1, for adaptive gradients;
@@ -133,8 +131,8 @@ def correlated_noise(
     check_key(key)
     if not isinstance(strategy, Strategy):
         raise TypeError(
-            "strategy must be made by optimized_strategy, toeplitz_strategy or banded_strategy, got"
-            f" {_checks.described(strategy)}"
+            "strategy must be made by optimized_strategy, toeplitz_strategy, banded_strategy or "
+            f"buffered_strategy, got {_checks.described(strategy)}"
         )
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     _checks.host_only("noise_multiplier", multiplier, "correlated_noise")
@@ -175,14 +173,11 @@ def initial_state(
     none = jnp.int32(0), rounded_down(multiplier), jnp.uint32(0)
     state = NoiseState(key, *none, dims, noise, strategy.bands, jnp.uint32(0))
 
-    def empty(leaf: jax.Array) -> jax.Array:
-        return jnp.zeros((strategy.bands - 1, *jnp.shape(leaf)), jnp.int32)
-
     return CorrelatedNoiseState(
         state,
         jnp.zeros((), jnp.result_type(float)),
         jnp.uint32(strategy.number),
-        jax.tree.map(empty, parameters),
+        jax.tree.map(strategy.nothing_kept, parameters),
         strategy,
         strategy.fineness(dims=dims, multiplier=multiplier),
     )
@@ -217,11 +212,7 @@ def _step(
     """Computes the update of a step and the state after it, in one compiled program."""
     strategy = state.strategy
     check_step(state.noise, value, state.noise.noise)
-    if any(x.dtype != jnp.int32 for x in jax.tree.leaves(state._noise)):
-        raise ValueError(
-            "state must hold the noise of updates as int32, got"
-            f" {_checks.described(state._noise)}: a cast would change it; cast parameters only"
-        )
+    _check_kept(state, value)
     refuse_unpaid_steps()
     step = state.noise.step
     next_key, step_key = jax.random.split(key_of_each_lane(state.noise.key))
@@ -243,6 +234,20 @@ def _step(
     return jax.tree.unflatten(jax.tree.structure(value), found), after
 
 
+def _check_kept(state: CorrelatedNoiseState, value: PyTree) -> None:
+    """Raises an error for kept noise of other shapes or dtypes than `nothing_kept` returns."""
+
+    def form(tree: PyTree) -> list[tuple[tuple[int, ...], np.dtype]]:
+        return [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
+
+    kept = jax.eval_shape(lambda: jax.tree.map(state.strategy.nothing_kept, value))
+    if form(kept) != form(state._noise):
+        raise ValueError(
+            f"state must hold the noise of updates as {_checks.described(kept)}, got"
+            f" {_checks.described(state._noise)}: a cast would change it; cast parameters only"
+        )
+
+
 def _updates(
     key: Key,
     state: CorrelatedNoiseState,
@@ -251,32 +256,35 @@ def _updates(
     multiplier: Scalar,
 ) -> tuple[list[jax.Array], PyTree]:
     """Returns the update of each leaf times the batch size, and the next stored noise."""
-    kept, structure = jax.tree.flatten(state._noise)
+    leaves, structure = jax.tree.flatten(value)
+    kept = structure.flatten_up_to(state._noise)
     exponent, scale = _grid(bound, state, multiplier)
-    step = state.noise.step
-    row = _row(state.strategy, step)
-    leaves = jax.tree.leaves(value)
+    strategy, step = state.strategy, state.noise.step
+    diagonal = strategy.diagonal(step)
     sums = [round_to_grid(x, exponent, _SUM_BITS) for x in leaves]
-    rows = [_combined(row, x, old, step) for x, old in zip(sums, kept, strict=True)]
+    rows = [_combined(strategy, x, old, diagonal, step) for x, old in zip(sums, kept, strict=True)]
     key = key_for_each(key, (value, bound, multiplier, state._noise))
     distribution = GAUSSIAN if state.noise.noise == "exact" else GAUSSIAN.in_floats()
     dtypes = [leaf.dtype for leaf in leaves]
     noisy = add_integer_noise(key, rows, scale, jnp.int32(0), dtypes, distribution)
-    found, after = list[jax.Array](), list[jax.Array]()
+    found, after = list[jax.Array](), list[PyTree]()
     for y, total, old in zip(noisy, sums, kept, strict=True):
         # This is post-processing: y and the row of C are public.
-        update = written(jnp.round(y * (2.0**BITS / row[0].astype(y.dtype))))
+        update = written(jnp.round(y * (2.0**BITS / diagonal.astype(y.dtype))))
         found.append(jnp.where(jnp.isnan(bound), jnp.nan, update * power_of_two(exponent, y.dtype)))
-        left = _limbs.clip(_limbs.subtract(total, round_to_grid(update, 0)), _LARGEST_NOISE)
-        after.append(_kept(old, _limbs.to_integers(left, jnp.int32), step))
+        # The guarantee holds for any bound on the noise.
+        noise = _limbs.subtract(total, round_to_grid(update, 0))
+        noise = _limbs.to_integers(_limbs.clip(noise, strategy.largest_noise), jnp.int32)
+        after.append(strategy.keep(old, noise, step))
     return found, jax.tree.unflatten(structure, after)
 
 
-def _combined(row: jax.Array, newest: Limbs, kept: jax.Array, step: jax.Array) -> Limbs:
+def _combined(
+    strategy: Strategy, newest: Limbs, kept: PyTree, diagonal: jax.Array, step: jax.Array
+) -> Limbs:
     """Returns row t of C times the newest sum and the noise of earlier updates, rounded."""
-    total = _limbs.multiply(_limbs.from_integers(row[0]), newest)
-    if len(kept):
-        total = _limbs.add(total, _limbs.weighted_total(_by_place(row, step, len(kept)), kept))
+    total = _limbs.multiply(_limbs.from_integers(diagonal), newest)
+    total = _limbs.add(total, strategy.earlier(kept, step))
     # The result is round(total / 2^18). If two totals differ by d units of the rounded grid, the
     # results differ by at most d + 1.
     half = _limbs.constant(2 ** (BITS - 1))
@@ -297,24 +305,5 @@ def _grid(
     _, high = jnp.frexp(bound)
     exponent = high.astype(jnp.int32) - np.int32(state.fineness + math.ceil(math.log2(spread)))
     steps = bound.astype(jnp.float32) * power_of_two(-exponent, jnp.float32) * _OUTWARD + spread
-    moved = norm * steps + math.sqrt(strategy.bands * dims)
+    moved = norm * steps + math.sqrt(strategy.bands * dims) * strategy.rounding
     return exponent, jnp.asarray(multiplier).astype(jnp.float32) * moved * _OUTWARD
-
-
-def _row(strategy: Strategy, step: jax.Array) -> jax.Array:
-    """Returns the numerators of row `step` of C: first the diagonal, then earlier steps."""
-    rows = jnp.asarray(strategy.numerators)
-    return rows[jnp.minimum(step, len(rows) - 1)]
-
-
-def _by_place(row: jax.Array, step: jax.Array, places: int) -> jax.Array:
-    """Returns the weights of the stored steps. Step j is stored at index j modulo `places`."""
-    age = (step - 1 - jnp.arange(places)) % places + 1
-    return row[age]
-
-
-def _kept(old: jax.Array, new: jax.Array, step: jax.Array) -> jax.Array:
-    """Replaces the stored array of the oldest step by the newest array."""
-    if not len(old):
-        return old
-    return lax.dynamic_update_index_in_dim(old, new.astype(old.dtype), step % len(old), 0)

@@ -456,8 +456,8 @@ def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
 class CorrelatedNoiseState:
     """The state of correlated noise between two steps.
 
-    Never publish this state: it contains the noise of the last updates. An update without its noise
-    is a clipped sum, which is private data, like the records.
+    Never publish this state: it contains the noise of earlier updates, or sums of this noise. An
+    update without its noise is a clipped sum, which is private data, like the records.
 
     Attributes:
         noise: the `NoiseState`, which counts steps and has the key.

@@ -69,12 +69,12 @@ class ParticipationLosses:
         if self.strategy is None:
             return (np.arange(steps) % apart == first) / self.noise_multiplier
         moved = self.strategy.moved_rows(first, groups=apart, steps=steps)
-        # Rounding changes a row by at most sqrt(dims) units of the grid. The norm bound of a
-        # clipped sum is at least sqrt(dims) 2^(fineness - 1) units.
+        # Rounding changes a row by at most sqrt(dims) times `rounding` units of the grid. The norm
+        # bound of a clipped sum is at least sqrt(dims) 2^(fineness - 1) units.
         reached = np.zeros(steps + self.strategy.bands)
         for step in range(first, steps, apart):
             reached[step : step + self.strategy.bands] = 1
-        moved += reached[:steps] * 2.0 ** (1 - self.fineness)
+        moved += reached[:steps] * self.strategy.rounding * 2.0 ** (1 - self.fineness)
         return moved / (self.noise_multiplier * self.strategy.column_norm)
 
     @functools.cached_property

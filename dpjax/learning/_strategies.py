@@ -1,20 +1,30 @@
-"""Strategy matrices of correlated noise: banded, lower triangular, with rational entries."""
+"""Strategy matrices of correlated noise: lower triangular, with rational entries.
 
+This file has what all strategies share, and banded strategies. `_buffers` has buffered ones.
+"""
+
+import abc
 import dataclasses
 import functools
 import math
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree
+from dpjax._exact import _limbs
+from dpjax._exact._limbs import Limbs
 from dpjax._tracing._fingerprints import digest
 from dpjax.random._noise import GAUSSIAN
 from dpjax.targets._optax_training import optax_promotion
 
-# Entries of a strategy are integers divided by 2^BITS. A common factor of all entries has no
-# effect.
+# Entries on the diagonal, and all entries of banded strategies, are integers divided by 2^BITS. A
+# common factor of all entries has no effect.
 BITS = 18
 # A strategy with more bands would leave too few bits for the sums of a batch.
 _MOST_BANDS = 2**12
@@ -24,15 +34,156 @@ _MOST_FINE = 14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Strategy:
+class Strategy(abc.ABC):
     """A strategy matrix C: step t publishes sum_j C[t, j] g_j + noise.
 
-    C is lower triangular with b bands: C[t, j] is 0 unless 0 <= t - j < b. Its entries are integers
-    divided by 2^18, so that sums are exact. A common factor of all entries has no effect, because
-    the noise is relative to the largest norm of a column.
+    C is lower triangular with b bands: C[t, j] is 0 unless 0 <= t - j < b. Its entries are rational
+    numbers, so that sums are exact. A common factor of all entries has no effect, because the noise
+    is relative to the largest norm of a column. `toeplitz_strategy`, `banded_strategy`,
+    `optimized_strategy` and `buffered_strategy` make strategies.
 
     Attributes:
         steps: the number of steps that a training may take.
+
+    Formal guarantees:
+        None of its own: it is public.
+    """
+
+    _KIND: ClassVar[str]
+
+    steps: int
+
+    @property
+    @abc.abstractmethod
+    def bands(self) -> int:
+        """b, the number of bands. A record may take part in one of any b consecutive steps."""
+
+    @abc.abstractmethod
+    def _entries(self) -> np.ndarray:
+        """Computes `entries`."""
+
+    @property
+    @abc.abstractmethod
+    def rounding(self) -> float:
+        """By how much, in integers, rounding changes a coordinate of a row between neighbors."""
+
+    @property
+    @abc.abstractmethod
+    def largest_noise(self) -> int:
+        """The bound to which the noise of an update is clamped before it is kept."""
+
+    @abc.abstractmethod
+    def nothing_kept(self, leaf: jax.Array) -> PyTree:
+        """Returns what a state keeps of earlier noise for an array of parameters, at the start."""
+
+    @abc.abstractmethod
+    def diagonal(self, step: jax.Array) -> jax.Array:
+        """Returns 2^18 C[t, t] for step t, as int32."""
+
+    @abc.abstractmethod
+    def earlier(self, kept: PyTree, step: jax.Array) -> Limbs:
+        """Returns the sum of 2^18 C[t, j] times the noise of update j, over earlier steps j."""
+
+    @abc.abstractmethod
+    def keep(self, kept: PyTree, noise: jax.Array, step: jax.Array) -> PyTree:
+        """Returns what a state keeps after a step whose update has this noise, as int32."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Strategy) or type(self) is not type(other):
+            return False
+        return self is other or all(map(np.array_equal, self._numbers, other._numbers))
+
+    def __hash__(self) -> int:
+        return self.number
+
+    @property
+    def _numbers(self) -> list[Any]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+    @functools.cached_property
+    def number(self) -> int:
+        """An identifier of the matrix, from 0 to 2^32 - 1."""
+        return int(digest(self._KIND, *self._numbers)[:8], 16)
+
+    @functools.cached_property
+    def entries(self) -> np.ndarray:
+        """The floats nearest to C[t, t - i], shape (steps, bands); or (1, bands) if Toeplitz."""
+        return self._entries()
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """C as an array of float64, of shape (steps, steps)."""
+        dense = np.zeros((self.steps, self.steps))
+        rows = np.broadcast_to(self.entries, (self.steps, self.bands))
+        for lag in range(min(self.bands, self.steps)):
+            later = np.arange(lag, self.steps)
+            dense[later, later - lag] = rows[lag:, lag]
+        return dense
+
+    @functools.cached_property
+    def column_norm(self) -> float:
+        """The largest norm of a column of C, rounded up."""
+        squares = self.entries**2
+        if len(squares) == 1:
+            return math.sqrt(math.fsum(squares[0])) * (1 + 2**-50)
+        # Squares are multiples of 2^-36, so all sums are exact.
+        of_columns = np.zeros(self.steps)
+        for lag in range(min(self.bands, self.steps)):
+            of_columns[: self.steps - lag] += squares[lag:, lag]
+        return math.sqrt(of_columns.max()) * (1 + 2**-50)
+
+    def overlap(self, *, groups: int, steps: int) -> float:
+        """The norm of a record's change of all rows, if it joins every batch of its group or bin.
+
+        The result is relative to the largest norm of a column, and rounded up. If several batches
+        of the record enter one row, their entries in this row are added up.
+        """
+        return _overlap(self, groups, steps)
+
+    def moved_rows(self, first: int, *, groups: int, steps: int) -> np.ndarray:
+        """How much a record in steps `first` modulo `groups` changes each row, in norm bounds."""
+        moved = np.zeros(steps)
+        for step in range(first, steps, groups):
+            lags = np.arange(min(self.bands, steps - step))
+            rows = step + lags if len(self.entries) > 1 else 0
+            moved[step + lags] += np.abs(self.entries[rows, lags])
+        return moved
+
+    def fineness(self, *, dims: int, multiplier: float) -> int:
+        """How many binary digits finer than the norm bound / sqrt(dims) the grid of a sum is.
+
+        Any number is valid. A finer grid has less rounding error. But noise on a finer grid spans
+        more steps, and its divisor then has fewer digits.
+        """
+        assert GAUSSIAN.lattice is not None
+        moved = 2 * multiplier * self.column_norm * math.sqrt(dims)
+        digits = math.floor(math.log2(GAUSSIAN.lattice.resolution / moved) / 2)
+        return max(0, min(_MOST_FINE, digits))
+
+    def error(self) -> float:
+        """The root mean square, over steps t, of the noise in the sum of the first t gradients.
+
+        This is for a noise multiplier and a norm bound of 1. For independent noise it is
+        sqrt((steps + 1) / 2).
+        """
+        if len(self.entries) == 1:
+            start = np.zeros(self.steps)
+            start[0] = 1
+            inverse = scipy.signal.lfilter([1.0], self.entries[0], start)
+            squares = np.cumsum(np.cumsum(inverse) ** 2)
+        else:
+            sums = np.tri(self.steps)
+            # Solves for the rows of A C^-1, which are the columns of C^-T A^T.
+            solved = scipy.linalg.solve_triangular(self.matrix.T, sums.T, lower=False)
+            squares = (solved**2).sum(0)
+        return self.column_norm * math.sqrt(squares.mean())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BandedStrategy(Strategy):
+    """A strategy given by its bands. A state keeps the noise of the last bands - 1 updates.
+
+    Attributes:
         numerators: int32, the bands in units of 2^-18: numerators[t, i] is 2^18 C[t, t - i]. A
             Toeplitz matrix has one row.
 
@@ -40,7 +191,8 @@ class Strategy:
         None of its own: it is public.
     """
 
-    steps: int
+    _KIND = "strategy"
+
     numerators: np.ndarray = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
@@ -63,104 +215,56 @@ class Strategy:
         kept.flags.writeable = False
         object.__setattr__(self, "numerators", kept)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Strategy) and (
-            self is other
-            or (self.steps == other.steps and np.array_equal(self.numerators, other.numerators))
-        )
-
-    def __hash__(self) -> int:
-        return self.number
-
     @property
     def bands(self) -> int:
-        """b, the number of bands. A record may take part in one of any b consecutive steps."""
+        """The number of columns of `numerators`."""
         return self.numerators.shape[1]
 
-    @property
-    def matrix(self) -> np.ndarray:
-        """C as an array of float64, of shape (steps, steps), without rounding."""
-        dense = np.zeros((self.steps, self.steps))
-        for lag in range(min(self.bands, self.steps)):
-            later = np.arange(lag, self.steps)
-            dense[later, later - lag] = self._row_of_each_step()[lag:, lag] / 2**BITS
-        return dense
+    def _entries(self) -> np.ndarray:
+        return self.numerators / 2**BITS
 
     @property
-    def column_norm(self) -> float:
-        """The largest norm of a column of C, rounded up."""
-        return math.sqrt(self._column_squares().max()) / 2**BITS * (1 + 2**-50)
+    def rounding(self) -> float:
+        """Each row is rounded once, so a coordinate changes by less than 1."""
+        return 1.0
 
-    @functools.cached_property
-    def number(self) -> int:
-        """An identifier of the matrix, from 0 to 2^32 - 1."""
-        return int(digest("strategy", self.steps, self.numerators)[:8], 16)
+    @property
+    def largest_noise(self) -> int:
+        """The largest int32."""
+        return 2**31 - 1
 
-    def overlap(self, *, groups: int, steps: int) -> float:
-        """The norm of a record's change of all rows, if it joins every batch of its group or bin.
+    def nothing_kept(self, leaf: jax.Array) -> jax.Array:
+        """Returns zeros. The noise of update j will be at index j modulo their length."""
+        return jnp.zeros((self.bands - 1, *jnp.shape(leaf)), jnp.int32)
 
-        The result is relative to the largest norm of a column, and rounded up. If several batches
-        of the record enter one row, their entries in this row are added up.
-        """
-        return _overlap(self, groups, steps)
+    def diagonal(self, step: jax.Array) -> jax.Array:
+        """Returns the first numerator of a row."""
+        return self._row(step)[0]
 
-    def moved_rows(self, first: int, *, groups: int, steps: int) -> np.ndarray:
-        """How much a record in steps `first` modulo `groups` changes each row, in norm bounds."""
-        moved = np.zeros(steps)
-        for step in range(first, steps, groups):
-            lags = np.arange(min(self.bands, steps - step))
-            rows = step + lags if len(self.numerators) > 1 else 0
-            moved[step + lags] += np.abs(self.numerators[rows, lags]) / 2**BITS
-        return moved
+    def earlier(self, kept: jax.Array, step: jax.Array) -> Limbs:
+        """Returns the sum of the other numerators times the kept noise."""
+        places = len(kept)
+        if not places:
+            return _limbs.constant(0)
+        lags = (step - 1 - jnp.arange(places)) % places + 1
+        return _limbs.weighted_total(self._row(step)[lags], kept)
 
-    def fineness(self, *, dims: int, multiplier: float) -> int:
-        """How many binary digits finer than the norm bound / sqrt(dims) the grid of a sum is.
+    def keep(self, kept: jax.Array, noise: jax.Array, step: jax.Array) -> jax.Array:
+        """Replaces the oldest noise by the newest."""
+        if not len(kept):
+            return kept
+        return lax.dynamic_update_index_in_dim(kept, noise, step % len(kept), 0)
 
-        Any number is valid. A finer grid has less rounding error. But noise on a finer grid spans
-        more steps, and its divisor then has fewer digits.
-        """
-        assert GAUSSIAN.lattice is not None
-        moved = 2 * multiplier * self.column_norm * math.sqrt(dims)
-        digits = math.floor(math.log2(GAUSSIAN.lattice.resolution / moved) / 2)
-        return max(0, min(_MOST_FINE, digits))
-
-    def error(self) -> float:
-        """The root mean square, over steps t, of the noise in the sum of the first t gradients.
-
-        This is for a noise multiplier and a norm bound of 1. For independent noise it is
-        sqrt((steps + 1) / 2).
-        """
-        if len(self.numerators) == 1:
-            start = np.zeros(self.steps)
-            start[0] = 1
-            inverse = scipy.signal.lfilter([1.0], self.numerators[0] / 2**BITS, start)
-            squares = np.cumsum(np.cumsum(inverse) ** 2)
-        else:
-            sums = np.tri(self.steps)
-            # Solves for the rows of A C^-1, which are the columns of C^-T A^T.
-            solved = scipy.linalg.solve_triangular(self.matrix.T, sums.T, lower=False)
-            squares = (solved**2).sum(0)
-        return self.column_norm * math.sqrt(squares.mean())
-
-    def _row_of_each_step(self) -> np.ndarray:
-        return np.broadcast_to(self.numerators, (self.steps, self.bands))
-
-    def _column_squares(self) -> np.ndarray:
-        """Returns the squared norms of all distinct columns, in units of 2^-36."""
-        squares = self.numerators.astype(np.int64) ** 2
-        if len(squares) == 1:
-            return squares.sum(1)
-        found = np.zeros(self.steps, np.int64)
-        for lag in range(min(self.bands, self.steps)):
-            found[: self.steps - lag] += squares[lag:, lag]
-        return found
+    def _row(self, step: jax.Array) -> jax.Array:
+        rows = jnp.asarray(self.numerators)
+        return rows[jnp.minimum(step, len(rows) - 1)]
 
 
 @functools.lru_cache(256)
 def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
-    norms = [
-        np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in range(groups)
-    ]
+    # In a Toeplitz matrix, the rows of another group are the same numbers, later.
+    firsts = range(1 if len(strategy.entries) == 1 else groups)
+    norms = [np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in firsts]
     # Each row of C times the gradients is rounded once. The noise scale covers the rounding of
     # `bands` rows. A record that participates several times may change `rows` times as many rows.
     count = -(-steps // groups)
@@ -277,51 +381,6 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
     return toeplitz_strategy(coefficients, steps=steps)
 
 
-def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
-    """The buffered linear Toeplitz (BLT) strategy with the least mean squared error of prefix sums.
-
-    Its first coefficient is 1, and the others are sums of a few geometric series, so columns are
-    not cut off after some bands. It suits batches in a fixed order, where a record takes part every
-    `groups` steps. A banded strategy could have only `groups` bands there.
-
-    Args:
-        steps: the number of steps of the training, at most 4,096. The state of the noise stores the
-            sums of all steps.
-        groups: the number of groups of a `cyclic_sampling`, or of bins; None if a record joins at
-            most one batch.
-
-    Returns:
-        A `Strategy` of as many bands as steps.
-
-    Raises:
-        ModuleNotFoundError: if jax_privacy, of the extra `correlated`, is not installed.
-        TypeError: if an argument is not an integer.
-        ValueError: if an argument is out of range.
-
-    Formal guarantees:
-        Those of `toeplitz_strategy`. Batches of one record share rows, and all of them together are
-        one mechanism: see `accounting.dp_sgd`.
-
-    Source:
-        `jax_privacy.matrix_factorization.buffered_toeplitz.optimize`; Dvijotham, McMahan, Pillutla,
-        Steinke and Thakurta (2024), arXiv 2404.16706; McMahan, Xu and Zhang (2024), arXiv
-        2408.08868.
-
-    Example:
-        >>> import dpjax
-        >>> strategy = dpjax.learning.buffered_strategy(steps=64, groups=16)  # doctest: +SKIP
-    """
-    steps = _checks.integer("steps", steps, least=1, most=_MOST_BANDS)
-    groups = _checks.integer("groups", steps if groups is None else groups, least=1, most=steps)
-    factorization = _checks.extra("jax_privacy.matrix_factorization", "correlated")
-    with optax_promotion(), jax.enable_x64(True):
-        found = factorization.buffered_toeplitz.optimize(
-            n=steps, min_sep=groups, max_participations=-(-steps // groups), error="mean"
-        )
-        coefficients = np.asarray(found.toeplitz_coefs(steps))[:steps]
-    return toeplitz_strategy(coefficients, steps=steps)
-
-
 def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
     """Returns the strategy whose entries are `rows`, rounded."""
     steps = _checks.integer("steps", steps, least=1, most=_MOST_STEPS)
@@ -340,4 +399,4 @@ def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
             f"{name} must have diagonal entries above 2^-18 times the largest entry {largest:g}, "
             f"got {least:g}: the update of a step is divided by its diagonal entry"
         )
-    return Strategy(steps, numerators.astype(np.int32))
+    return BandedStrategy(steps, numerators.astype(np.int32))

@@ -54,6 +54,22 @@ def test_totals_are_exact(n):
     assert (int(high) << 32) + int(low) == n * largest
 
 
+def test_scaled_integers_are_rounded_exactly_halves_up():
+    """At the ends of the range, next to halves, and at random integers and fractions."""
+    rng = np.random.default_rng(1)
+    numerators = [0, 1, -1, 3, -(2**29), 2**30 - 1, 2**30, -(2**30)]
+    numerators += rng.integers(-(2**30), 2**30, 40).tolist()
+    ends = [0, 1, -1, 2**29, -(2**29), 2**30, 2**32 - 1, -(2**32), 2**61 - 1, -(2**61)]
+    x = ends + rng.integers(-(2**61), 2**61, 100).tolist() + rng.integers(-99, 99, 50).tolist()
+    x += [2**29 * odd for odd in range(-9, 10, 2)]
+    words = np.array(x, object) % 2**64
+    high, low = (jnp.asarray(y.astype(np.uint32)) for y in (words >> 32, words % 2**32))
+    found = _limbs.scale(_limbs.Limbs(high[None], low[None]), jnp.asarray([numerators]).T)
+    joined = np.asarray(found.high).view(np.int32).astype(object) * 2**32
+    joined += np.asarray(found.low).astype(object)
+    assert joined.tolist() == [[(y * n + 2**29) >> 30 for y in x] for n in numerators]
+
+
 @pytest.mark.parametrize("count", [1, 32, 33, 100])
 def test_weighted_totals_are_exact(count):
     """At the ends of all digits, where products are largest, and at random integers."""

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import dpjax
+from correlated_steps import DIMS, PARAMETERS, PublishedSteps, flat, rounded, total
 from dpjax import learning
-from dpjax._exact import _limbs
-from dpjax.learning import _correlated_noise as module
 from dpjax.learning._clipping import sealed
 from dpjax.learning._sampling import Turn
+from dpjax.learning._strategies import BandedStrategy
 from dpjax.targets._optax_training import optax_promotion
 
-DIMS = 5
 ROWS = np.array([[1, 0, 0], [0.7, -0.9, 0], [1.3, 0.5, 0.25], [0.9, 0.3, -0.4], [1, 0.6, 0.2]] * 2)
 STRATEGIES = {
     "independent": learning.toeplitz_strategy([2.0], steps=10),
@@ -26,78 +25,9 @@ STRATEGIES = {
 }
 
 
-def total(value, norm_bound=1.0):
-    """A clipped sum with this value."""
-    tree = {"a": jnp.asarray(value[:3], jnp.float32), "b": jnp.asarray(value[3:], jnp.float32)}
-    bound = jnp.float32(norm_bound)
-    return sealed(tree, bound, jnp.int32(0), jnp.zeros(1), None, 1, 0, Turn())
-
-
-PARAMETERS = {"a": jnp.zeros(3), "b": jnp.zeros(DIMS - 3)}
-
-
-def flat(tree):
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
-
-
 @pytest.fixture(scope="module")
 def published():
-    """Runs a training, and returns its integers, noise, scales, steps of the grid and updates.
-
-    With `outputs`, the noise is such that each step publishes these integers.
-    """
-    seen, wanted = [], []
-
-    def record(high, low, drawn, scale):
-        integers = np.int64(np.int32(high)) * 2**32 + np.int64(low)
-        noise = wanted[len(seen)] - integers if wanted else np.int64(drawn)
-        seen.append((integers, noise, scale))
-        return np.int32(noise)
-
-    def add(key, steps, scale, exponent, dtypes, distribution):
-        del distribution, exponent
-        size = sum(x.low.size for x in steps)
-        limbs = [jnp.concatenate([getattr(x, limb).ravel() for x in steps]) for limb in x_limbs]
-        drawn = jax.random.randint(key, (size,), -10_000, 10_000)
-        noise = jax.pure_callback(record, drawn, *limbs, drawn, scale)
-        parts = jnp.split(noise, np.cumsum([x.low.size for x in steps])[:-1])
-        whole = [
-            add_integers(x, part.reshape(x.low.shape)) for x, part in zip(steps, parts, strict=True)
-        ]
-        return [_limbs.to_float(x, dtype) for x, dtype in zip(whole, dtypes, strict=True)]
-
-    def add_integers(x, y):
-        return _limbs.add(x, _limbs.from_integers(y))
-
-    x_limbs = ("high", "low")
-    # A program of its own, which the real noise does not share.
-    step = jax.jit(module._step.__wrapped__)
-
-    def run(strategy, sums, outputs=()):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "add_integer_noise", add)
-            patch.setattr(module, "_step", step)
-            seen.clear()
-            wanted[:] = list(outputs)
-            return trained(strategy, sums)
-
-    def trained(strategy, sums):
-        transform = learning.correlated_noise(
-            dpjax.random.seeded_key(1), strategy=strategy, noise_multiplier=2.0, batch_size=1
-        )
-        state, updates = transform.init(PARAMETERS), []
-        for value in sums:
-            update, state = transform.update(total(value), state)
-            updates.append(flat(update))
-        integers, noise, scales = map(np.array, zip(*seen, strict=True))
-        grid = 2.0 ** int(module._grid(jnp.float32(1), state, 2.0)[0])
-        return integers, noise, scales, grid, np.array(updates)
-
-    return run
-
-
-def rounded_down(x):
-    return math.floor(x)
+    return PublishedSteps()
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -109,19 +39,18 @@ def test_each_step_publishes_a_row_of_the_strategy_in_integers(name, published):
     strategy = STRATEGIES[name]
     sums = np.float32(np.random.default_rng(1).normal(size=(10, DIMS)) * 30)
     integers, noise, _, grid, updates = published(strategy, sums)
-    rounded = [[rounded_down(float(x) / grid + 0.5) for x in row] for row in sums]
-    shown = [[rounded_down(float(x) / grid) for x in row] for row in updates]
+    whole, shown = rounded(sums, grid), rounded(updates, grid)
     np.testing.assert_array_equal(np.array(shown, float) * grid, updates)
     for t in range(10):
         row = [int(x) for x in strategy.numerators[min(t, len(strategy.numerators) - 1)]]
         lags = range(1, min(t + 1, strategy.bands))
         for i in range(DIMS):
-            noises = [rounded[t - lag][i] - shown[t - lag][i] for lag in lags]
+            noises = [whole[t - lag][i] - shown[t - lag][i] for lag in lags]
             kept = [max(-(2**31) + 1, min(x, 2**31 - 1)) for x in noises]
             earlier = sum(row[lag] * x for lag, x in zip(lags, kept, strict=True))
-            assert integers[t, i] == (row[0] * rounded[t][i] + earlier + 2**17) >> 18
-        whole = (integers[t] + noise[t]) * (2.0**18 / row[0]) * grid
-        np.testing.assert_allclose(updates[t], whole, rtol=1e-6, atol=grid)
+            assert integers[t, i] == (row[0] * whole[t][i] + earlier + 2**17) >> 18
+        update = (integers[t] + noise[t]) * (2.0**18 / row[0]) * grid
+        np.testing.assert_allclose(updates[t], update, rtol=1e-6, atol=grid)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -331,7 +260,7 @@ def test_a_state_in_another_dtype_is_refused(dtype):
     )
     state = noise.init(PARAMETERS)
     cast = jax.tree.map(lambda x: x.astype(dtype), state._noise)
-    with pytest.raises(ValueError, match="as int32"):
+    with pytest.raises(ValueError, match=r"as \{'a': 'int32"):
         noise.update(total(np.ones(DIMS)), dataclasses.replace(state, _noise=cast))
 
 
@@ -447,12 +376,12 @@ def test_a_strategy_of_other_numerators_is_refused(numerators):
     if given.dtype == np.int64 and given.max(initial=0) < 2**31:
         given = given.astype(np.int32)
     with pytest.raises(ValueError, match="numerators must be"):
-        learning.Strategy(4, given)
+        BandedStrategy(4, given)
 
 
 def test_a_strategy_keeps_its_entries():
     given = np.ones((1, 1), np.int32)
-    strategy = learning.Strategy(4, given)
+    strategy = BandedStrategy(4, given)
     given[:] = 5
     assert strategy.numerators.item() == 1
 

@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, learning
-from dpjax.learning import _fit, _training_step
+from dpjax.learning import _buffers, _fit, _training_step
 
 N, DELTA = 60, 1e-5
 STRATEGY = learning.toeplitz_strategy([1.0, 0.5, 0.25], steps=12)
@@ -75,6 +75,33 @@ def test_a_training_goes_on_after_an_interruption_as_if_there_was_none(keys, tmp
     assert seen == [1, 1, 2]
     assert repr(ledger.spent) == repr(spent)
     assert float(spent.epsilon) >= float(found.guarantee.epsilon)
+
+
+def test_buffers_go_on_after_an_interruption_as_if_there_was_none(keys, tmp_path):
+    whole_groups = learning.cyclic_sampling(N, groups=6, batch_size=10)
+    given = {
+        "strategy": _buffers.rounded([0.9, 0.4], [0.3, 0.2], steps=12),
+        "sampling": whole_groups, "batch_size": None,
+    }  # fmt: skip
+    whole, path, seen = fit(keys(1), **given), tmp_path / "training", []
+
+    def evaluate(epoch, parameters):
+        del epoch, parameters
+        seen.append(1)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(keys(1), **given, evaluate=evaluate, checkpoint=path)
+    others = [([0.9, 0.5], [0.3, 0.2]), ([0.9, 0.4], [0.3, 0.3])]
+    for decays, scales in others:
+        other = _buffers.rounded(decays, scales, steps=12)
+        with pytest.raises(ValueError, match="to another run, with a different strategy"):
+            fit(keys(1), **{**given, "strategy": other}, evaluate=evaluate, checkpoint=path)
+    found = fit(keys(2), **given, evaluate=evaluate, checkpoint=path)
+    np.testing.assert_array_equal(found.value, whole.value)
+    promised_for = promised(whole_groups, strategy=given["strategy"])
+    assert float(found.guarantee.epsilon) == pytest.approx(promised_for, rel=1e-4)
 
 
 @pytest.fixture

@@ -1,0 +1,218 @@
+"""Buffered linear strategies: entries are sums of geometric series, and memory is a few buffers.
+
+Below its diagonal, C[t, t - i] is the sum of omega_k theta_k^(i-1) over the buffers k. So a state
+needs no noise of single updates. Buffer k holds the sum of theta_k^(t-1-j) times the noise of
+update j, over earlier steps j. In a step, it is multiplied by theta_k, and the new noise is added.
+
+Exact buffers would have more digits in every step. So they are integers of 2^-18 steps of the grid,
+and each product is rounded. docs/proofs/correlated-noise.md bounds by how much this changes a row
+between neighbors, and shows that no integer wraps around.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._exact import _limbs
+from dpjax._exact._kernels import at_once, written
+from dpjax._exact._limbs import FRACTION_BITS, Limbs
+from dpjax.learning._strategies import BITS, Strategy
+from dpjax.targets._optax_training import optax_promotion
+
+_MOST_STEPS = 2**16
+_MOST_BUFFERS = 2**8
+# Integers of buffers stay below 2^_WORD_BITS, and so does their weighted sum.
+_WORD_BITS = 61
+# Powers of theta are computed with this many binary digits.
+_DIGITS = 256
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BufferedStrategy(Strategy):
+    """A Toeplitz strategy with C[t, t - i] = sum_k omega_k theta_k^(i-1) below the diagonal.
+
+    Attributes:
+        first: an integer; 2^18 times the diagonal.
+        scales: int32 of shape (buffers,); 2^30 omega.
+        decays: int32 of shape (buffers,); 2^30 theta.
+
+    Formal guarantees:
+        None of its own: it is public.
+    """
+
+    _KIND = "buffered strategy"
+
+    first: int
+    scales: np.ndarray = dataclasses.field(repr=False)
+    decays: np.ndarray = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Copies the numbers, because compiled programs keep the numbers of their trace."""
+        _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
+        _checks.integer("first", self.first, least=1, most=2**BITS)
+        for name in ("scales", "decays"):
+            kept = np.array(getattr(self, name))
+            is_short = kept.shape == np.shape(self.scales) and 1 <= kept.size <= _MOST_BUFFERS
+            if kept.dtype != np.int32 or kept.ndim != 1 or not is_short:
+                raise ValueError(
+                    f"{name} must be int32, one for each of 1 to {_MOST_BUFFERS} buffers, got"
+                    f" {_checks.described(getattr(self, name))}: use buffered_strategy"
+                )
+            if np.abs(kept.astype(np.int64)).max() > 2**FRACTION_BITS:
+                raise ValueError(
+                    f"{name} must be from -2^{FRACTION_BITS} to 2^{FRACTION_BITS}, got"
+                    f" {kept.min()} to {kept.max()}: use buffered_strategy"
+                )
+            kept.flags.writeable = False
+            object.__setattr__(self, name, kept)
+
+    @property
+    def bands(self) -> int:
+        """All steps: a batch enters all later rows."""
+        return self.steps
+
+    def _entries(self) -> np.ndarray:
+        """Returns the first column, computed in integers."""
+        column = [self.first / 2**BITS]
+        scales, decays = self.scales.tolist(), self.decays.tolist()
+        powers = [1 << _DIGITS] * len(decays)
+        for _ in range(self.steps - 1):
+            total = sum(scale * power for scale, power in zip(scales, powers, strict=True))
+            column.append(total / 2 ** (FRACTION_BITS + _DIGITS))
+            powers = [p * decay >> FRACTION_BITS for p, decay in zip(powers, decays, strict=True)]
+        return np.array([column])
+
+    @property
+    def rounding(self) -> float:
+        """One for the rounding of the row, and a little for the roundings of buffers."""
+        of_buffers = sum(
+            abs(scale) / 2**FRACTION_BITS * reach + 1
+            for scale, reach in zip(self.scales.tolist(), self._reaches, strict=True)
+        )
+        return (1 + of_buffers / 2**BITS) * (1 + 2**-40)
+
+    @property
+    def largest_noise(self) -> int:
+        """The largest bound for which no buffer, and no weighted sum of buffers, wraps around."""
+        end, reaches = 2**_WORD_BITS, self._reaches
+        scales = np.abs(self.scales.astype(np.int64)).tolist()
+        weighted = sum(scale * reach for scale, reach in zip(scales, reaches, strict=True))
+        # A buffer is at most (2^18 noise + 1) times its reach.
+        most = min(
+            (end - 1) // max(reaches),
+            (end - len(reaches)) * 2**FRACTION_BITS // max(1, weighted),
+        )
+        return min(2**31 - 1, (most - 1) >> BITS)
+
+    @property
+    def _reaches(self) -> list[int]:
+        """Returns upper bounds on the sums of |theta|^i over all steps."""
+        one = 2**FRACTION_BITS
+        sizes = (abs(decay) for decay in self.decays.tolist())
+        return [
+            self.steps if size == one else min(self.steps, -(-one // (one - size)))
+            for size in sizes
+        ]
+
+    def nothing_kept(self, leaf: jax.Array) -> Limbs:
+        """Returns empty buffers, two uint32 for each number."""
+        shape = len(self.decays), *jnp.shape(leaf)
+        # Two arrays, because one array could not be donated twice.
+        return Limbs(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
+
+    def diagonal(self, step: jax.Array) -> jax.Array:
+        """Returns the same number for all steps."""
+        del step
+        return jnp.int32(self.first)
+
+    def earlier(self, kept: Limbs, step: jax.Array) -> Limbs:
+        """Returns the weighted sum of the buffers."""
+        del step
+        return _limbs.total(_limbs.scale(kept, _for_each_buffer(self.scales, kept)))
+
+    def keep(self, kept: Limbs, noise: jax.Array, step: jax.Array) -> Limbs:
+        """Multiplies the buffers by theta and adds the new noise."""
+        del step
+        decayed = _limbs.scale(kept, _for_each_buffer(self.decays, kept))
+        new = _limbs.shift_left(_limbs.from_integers(written(noise)[None]), jnp.uint32(BITS))
+        return at_once(_limbs.add(decayed, new))
+
+
+def _for_each_buffer(numbers: np.ndarray, kept: Limbs) -> jax.Array:
+    return jnp.asarray(numbers).reshape(-1, *[1] * (kept.low.ndim - 1))
+
+
+def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -> BufferedStrategy:
+    """Returns the strategy with the nearest numbers to theta, omega and the diagonal.
+
+    Args:
+        decays: theta, each from -1 to 1.
+        scales: omega.
+        steps: the number of steps.
+        first: the diagonal, above 0.
+    """
+    theta, omega = (np.asarray(x, np.float64) for x in (decays, scales))
+    if not (np.all(np.isfinite(omega)) and np.all(np.abs(theta) <= 1) and 0 < first < math.inf):
+        raise ValueError(
+            f"decays must be from -1 to 1, scales finite and first above 0, got {theta}, {omega} "
+            f"and {first:g}"
+        )
+    largest = max(first, np.abs(omega).max(initial=0))
+    numerator = round(first / largest * 2**BITS)
+    if numerator < 1:
+        raise ValueError(
+            f"first must be above 2^-18 times the largest scale {largest:g}, got {first:g}: the "
+            "update of a step is divided by it"
+        )
+    whole = (np.round(x * 2**FRACTION_BITS).astype(np.int32) for x in (omega / largest, theta))
+    return BufferedStrategy(steps, numerator, *whole)
+
+
+def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
+    """The buffered linear Toeplitz (BLT) strategy with the least mean squared error of prefix sums.
+
+    Its first coefficient is 1, and the others are sums of a few geometric series, so columns are
+    not cut off after some bands. It suits batches in a fixed order, where a record takes part every
+    `groups` steps. A banded strategy could have only `groups` bands there.
+
+    Args:
+        steps: the number of steps of the training, at most 65,536.
+        groups: the number of groups of a `cyclic_sampling`, or of bins; None if a record joins at
+            most one batch.
+
+    Returns:
+        A `Strategy` of as many bands as steps. The state of the noise keeps one buffer for each
+        series, 8 bytes for each number, whatever the number of steps.
+
+    Raises:
+        ModuleNotFoundError: if jax_privacy, of the extra `correlated`, is not installed.
+        TypeError: if an argument is not an integer.
+        ValueError: if an argument is out of range.
+
+    Formal guarantees:
+        None: a strategy is public. Its numbers are rounded to rational ones, and all bounds are
+        those of the rounded strategy. The noise also covers the rounding of the buffers. Batches of
+        one record share rows, and all of them together are one mechanism: see `accounting.dp_sgd`.
+
+    Source:
+        `jax_privacy.matrix_factorization.buffered_toeplitz.optimize`; Dvijotham, McMahan, Pillutla,
+        Steinke and Thakurta (2024), arXiv 2404.16706; McMahan, Xu and Zhang (2024), arXiv
+        2408.08868.
+
+    Example:
+        >>> import dpjax
+        >>> strategy = dpjax.learning.buffered_strategy(steps=64, groups=16)  # doctest: +SKIP
+    """
+    steps = _checks.integer("steps", steps, least=1, most=_MOST_STEPS)
+    groups = _checks.integer("groups", steps if groups is None else groups, least=1, most=steps)
+    factorization = _checks.extra("jax_privacy.matrix_factorization", "correlated")
+    with optax_promotion(), jax.enable_x64(True):
+        found = factorization.buffered_toeplitz.optimize(
+            n=steps, min_sep=groups, max_participations=-(-steps // groups), error="mean"
+        )
+        decays, scales = np.asarray(found.buf_decay), np.asarray(found.output_scale)
+    return rounded(decays, scales, steps=steps)
