@@ -5,6 +5,7 @@ The strategies are the same. `--accuracy 5` trains on so many seeds, which takes
 """
 
 import argparse
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -39,12 +40,10 @@ def errors_of_prefix_sums() -> dict[str, float]:
     theirs = math.sqrt(float(toeplitz.loss(coefficients, n=STEPS)))
     found = {"banded": abs(banded / theirs - 1)}
     for groups in (STEPS, STEPS // 4):
-        ours = learning.buffered_strategy(steps=STEPS, groups=groups)
+        series, column = series_of(groups)
+        ours = _buffers.rounded(*series, steps=STEPS)
         with optax_promotion(), jax.enable_x64(True):
-            series = buffered_toeplitz.optimize(
-                n=STEPS, min_sep=groups, max_participations=STEPS // groups, error="mean"
-            )
-            squared = float(toeplitz.loss(series.toeplitz_coefs(STEPS), n=STEPS))
+            squared = float(toeplitz.loss(column, n=STEPS))
         name = f"{len(ours.decays)} buffers, {groups} groups"
         found[name] = abs(ours.error() / math.sqrt(squared) - 1)
     return found
@@ -60,14 +59,23 @@ def epsilons() -> dict[str, float]:
     return {"dpjax": ours, "dp-accounting": theirs.get_epsilon(DELTA)}
 
 
+@functools.cache
+def series_of(groups: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """Decays and scales of jax_privacy's buffers for so many groups, and their coefficients."""
+    with optax_promotion(), jax.enable_x64(True):
+        found = buffered_toeplitz.optimize(
+            n=STEPS, min_sep=groups, max_participations=STEPS // groups, error="mean"
+        )
+        coefficients = np.asarray(found.toeplitz_coefs(STEPS))
+        return (np.asarray(found.buf_decay), np.asarray(found.output_scale)), coefficients
+
+
 def noises() -> dict[str, Any]:
     """The noise of both libraries, as transformations of a clipped sum to an average."""
     coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(STEPS, BANDS))
     normal = jnp.asarray(coefficients / np.linalg.norm(coefficients), jnp.float32)
-    with optax_promotion(), jax.enable_x64(True):
-        found = buffered_toeplitz.optimize(n=STEPS, min_sep=STEPS, max_participations=1)
-        series = np.asarray(found.buf_decay), np.asarray(found.output_scale)
-        column_norm = float(np.linalg.norm(found.toeplitz_coefs(STEPS)))
+    series, column = series_of(STEPS)
+    column_norm = float(np.linalg.norm(column))
     narrow = buffered_toeplitz.BufferedToeplitz.build(*series, dtype=jnp.float32)
     pairs = {
         "": (
@@ -105,7 +113,8 @@ class Steps:
 
         self._step = jax.jit(step, donate_argnums=(0,) if donated else ())
         # Arrays of a first state may be shared, which cannot be donated.
-        self._state = jax.tree.map(jnp.copy, noise.init(jnp.zeros(SIZE)))
+        with optax_promotion():
+            self._state = jax.tree.map(jnp.copy, noise.init(jnp.zeros(SIZE)))
 
     def __call__(self) -> None:
         """Runs one step."""

@@ -10,6 +10,7 @@ between neighbors, and shows that no integer wraps around.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -24,7 +25,7 @@ from dpjax.learning._strategies import BITS, Strategy
 from dpjax.targets._optax_training import optax_promotion
 
 _MOST_STEPS = 2**16
-_MOST_BUFFERS = 2**8
+_MOST_BUFFERS = 2**5
 # Integers of buffers stay below 2^_WORD_BITS, and so does their weighted sum.
 _WORD_BITS = 61
 # Powers of theta are computed with this many binary digits.
@@ -132,13 +133,18 @@ class BufferedStrategy(Strategy):
     def earlier(self, kept: Limbs, step: jax.Array) -> Limbs:
         """Returns the weighted sum of the buffers."""
         del step
-        return _limbs.total(_limbs.scale(kept, _for_each_buffer(self.scales, kept)))
+        # Buffer by buffer, LLVM vectorizes the sum. It does not vectorize a sum over an axis.
+        products = [
+            _limbs.scale(Limbs(*buffer), jnp.int32(scale))
+            for *buffer, scale in zip(*kept, self.scales, strict=True)
+        ]
+        return at_once(functools.reduce(_limbs.add, products))
 
-    def keep(self, kept: Limbs, noise: jax.Array, step: jax.Array) -> Limbs:
+    def keep(self, kept: Limbs, newest: jax.Array, step: jax.Array) -> Limbs:
         """Multiplies the buffers by theta and adds the new noise."""
         del step
         decayed = _limbs.scale(kept, _for_each_buffer(self.decays, kept))
-        new = _limbs.shift_left(_limbs.from_integers(written(noise)[None]), jnp.uint32(BITS))
+        new = _limbs.shift_left(_limbs.from_integers(written(newest)[None]), jnp.uint32(BITS))
         return at_once(_limbs.add(decayed, new))
 
 

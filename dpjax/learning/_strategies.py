@@ -85,8 +85,8 @@ class Strategy(abc.ABC):
         """Returns the sum of 2^18 C[t, j] times the noise of update j, over earlier steps j."""
 
     @abc.abstractmethod
-    def keep(self, kept: PyTree, noise: jax.Array, step: jax.Array) -> PyTree:
-        """Returns what a state keeps after a step whose update has this noise, as int32."""
+    def keep(self, kept: PyTree, newest: jax.Array, step: jax.Array) -> PyTree:
+        """Returns what a state keeps after a step, given the noise of its update, as int32."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Strategy) or type(self) is not type(other):
@@ -249,11 +249,11 @@ class BandedStrategy(Strategy):
         lags = (step - 1 - jnp.arange(places)) % places + 1
         return _limbs.weighted_total(self._row(step)[lags], kept)
 
-    def keep(self, kept: jax.Array, noise: jax.Array, step: jax.Array) -> jax.Array:
+    def keep(self, kept: jax.Array, newest: jax.Array, step: jax.Array) -> jax.Array:
         """Replaces the oldest noise by the newest."""
         if not len(kept):
             return kept
-        return lax.dynamic_update_index_in_dim(kept, noise, step % len(kept), 0)
+        return lax.dynamic_update_index_in_dim(kept, newest, step % len(kept), 0)
 
     def _row(self, step: jax.Array) -> jax.Array:
         rows = jnp.asarray(self.numerators)
