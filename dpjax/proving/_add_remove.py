@@ -124,6 +124,9 @@ class PaddedWalk(Walk):
             found = self._exact_sum(equation, inner, operands)
             found = found or self._looked_up(equation, inner, operands)
             return found or self.inner_outputs(inner, operands)
+        operation = operation_of(equation.primitive.name)
+        if operation.slots is None and operands:  # Refuses before the steps of a loop are walked.
+            placed(None, Applied(equation.params, operands, operands[0].value))
         walk = Walk(path=self.path, sums=self.sums)
         values = walk.ruled(equation, [x.value for x in operands])
         try:
@@ -131,7 +134,7 @@ class PaddedWalk(Walk):
         except RefusalError:
             # The ranges in `values` include every row, also the row of an empty slot.
             rows = values
-        operation, made = operation_of(equation.primitive.name), list[Tracked]()
+        made = list[Tracked]()
         for value, row in zip(values, rows, strict=True):
             if value.pending.coarse:
                 raise RefusalError(
