@@ -80,8 +80,8 @@ def test_intervals_survive(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_keys_of_groups_survive(way):
     """Texts were refused. A text may also be the name of a number that JSON lacks."""
-    keys = ("", "Bonn", "NaN", "\ud800", "Ulm\0")
-    assert WAYS[way](Release(keys, SAMPLED)).value == keys
+    for keys in (("NaN",), ("", "Bonn", "\ud800", "Ulm\0")):
+        assert WAYS[way](Release(keys, SAMPLED)).value == keys
     found = dpjax.queries.group_keys(KEY, np.repeat(["a", "b"], 99), epsilon=1.0, delta=1e-6)
     assert WAYS[way](found).value == ("a", "b")
 
