@@ -164,6 +164,7 @@ def test_costs_of_a_share_are_those_of_the_file(pure, keys):
     first, second = pure.split(2)
     with first:
         dpjax.laplace(1.0, 1.2345678e-6)(keys(0), 0.0)
+        assert first.spent == 1_234_568
         with pytest.raises(dpjax.BudgetExceededError, match="of the share"):
             dpjax.laplace(1.0, 0.5)(keys(1), 0.0)
     with second:
