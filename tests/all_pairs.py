@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from dpjax.proving import _prove_sensitivity
-from dpjax.proving._value import norm_of
+from dpjax.proving._rows import norm_of
 
 VALUES = (-1.0, 0.25, 1.0)
 N = 3

@@ -27,6 +27,7 @@ from dpjax.proving._exact_sums import ExactSum
 from dpjax.proving._exact_windows import ExactCumulative
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import of_call
+from dpjax.proving._rows import norm_of
 from dpjax.proving._slots import (
     Applied,
     Slots,
@@ -46,7 +47,6 @@ from dpjax.proving._value import (
     Tighter,
     constant,
     difference,
-    norm_of,
     over,
 )
 from dpjax.proving._walk import Step, Walk

@@ -26,15 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._value import (
-    Abstract,
-    Difference,
-    Moves,
-    RefusalError,
-    aligned,
-    meet,
-    result_of,
-)
+from dpjax.proving._rows import aligned
+from dpjax.proving._value import Abstract, Difference, Moves, RefusalError, meet, result_of
 
 _FLOATS, _MOST_INTEGERS, _MOST_BASES = 256, 1024, 2
 

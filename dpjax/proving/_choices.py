@@ -10,17 +10,16 @@ import numpy as np
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import lipschitz, steps
+from dpjax.proving._rows import aligned, stretched
 from dpjax.proving._value import (
     Abstract,
     Difference,
     Moves,
     RefusalError,
     Source,
-    aligned,
     constant,
     over,
     result_of,
-    stretched,
 )
 
 BOOL = np.dtype(bool)

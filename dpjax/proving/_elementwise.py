@@ -15,28 +15,26 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import scipy
 from jax import lax
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import added
+from dpjax.proving._rows import aligned
 from dpjax.proving._value import (
     Abstract,
     Difference,
     Moves,
     RangeRefusalError,
     RefusalError,
-    aligned,
     constant,
     erring,
     flushed,
     over,
     result_of,
-    stretched,
 )
 
-_LARGEST_EXPONENT = 64
-_ALL = 2.0**60
+LARGEST_EXPONENT = 64
+ALL = 2.0**60
 Array = np.ndarray
 # A function modulus(low, high, d) that bounds |f(a) - f(b)| for |a - b| <= d and a, b in [low,
 # high].
@@ -121,7 +119,7 @@ def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tupl
     )
 
 
-def _nearest_to_zero(low: Array, high: Array) -> Array:
+def nearest_to_zero(low: Array, high: Array) -> Array:
     """Returns the smallest |v| for v in an interval."""
     return np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
 
@@ -182,7 +180,7 @@ def vanishing(x: Abstract, bits: float) -> Abstract:
     return dataclasses.replace(found, low=low, high=high, off=off, l1_of_row=l1, l2_of_row=l2)
 
 
-def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
+def corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
     """Returns the range of an operation that is monotone in each operand."""
     corners = [of(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
     return functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
@@ -199,7 +197,7 @@ def multiply(
         return integer_power(first, 2, dtype=dtype)
     a, b = aligned(first, second)
     dtype = dtype or a.dtype
-    low, high = _corners(a, b, np.multiply)
+    low, high = corners(a, b, np.multiply)
     whole = (a.whole and b.whole and _fits(low, high, dtype)) or _makes_integer(a, b, low)
     relative = 0.0 if whole else rounding.ARITHMETIC * rounding.unit(dtype)
     gains = b.magnitude, a.magnitude
@@ -232,7 +230,7 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
         return lipschitz((x,), (ones, ones), (0.0,), whole=True)
     top = x.magnitude
     with np.errstate(over="ignore"):
-        even = _nearest_to_zero(x.low, x.high) ** y, top**y
+        even = nearest_to_zero(x.low, x.high) ** y, top**y
         ends = even if y % 2 == 0 else (x.low**y, x.high**y)
         gain = rounding.up(y * top ** (y - 1))
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
@@ -249,110 +247,6 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
 SQUARE = functools.partial(integer_power, y=2)
 
 
-def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
-    """Returns the value of x^y for x > 0 and a public y, whose slope is largest at an end.
-
-    A device may compute exp(y log x). Then each of a few operations changes the operand of exp by
-    at most u |y log x|, where u is the unit roundoff.
-    """
-    dtype = x.dtype
-    if x.is_known and x.low.size == 1 and exponent.dtype == dtype:
-        return _exponential(float(x.low.flat[0]), stretched(exponent, x.shape or exponent.shape))
-    if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
-        raise RefusalError(
-            "a power is supported in proofs only if its exponent or its base is one public float"
-        )
-    y = float(exponent.low.flat[0])
-    if exponent.shape or exponent.low.size != 1 or not abs(y) <= _LARGEST_EXPONENT:
-        raise RefusalError(
-            f"a power of this form is not supported in proofs, with exponent {y:.3g}"
-        )
-    least = float(x.low.min())
-    if y > 0 and 0 <= least < rounding.SMALLEST_DENOMINATOR:
-        return _power_from_zero(x, y)
-    if least < rounding.SMALLEST_DENOMINATOR:
-        raise RangeRefusalError(
-            f"the base of a power is in [{least:.3g}, {x.high.max():.3g}], so it may be 0 or "
-            "negative: clamp it from below, for example by jnp.maximum"
-        )
-    ends = x.low**y, x.high**y
-    low, high = np.minimum(*ends), np.maximum(*ends)
-    gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
-    logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
-    # This bounds the errors of log and exp, and a few rounding errors of y log x, which become
-    # relative errors of the power.
-    units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
-    if not np.isfinite(high).all():
-        raise RefusalError("the power may overflow: rescale its base its base")
-    # This covers the exponential of these errors, and the rounding errors of the host.
-    theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
-    return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
-
-
-def _power_from_zero(x: Abstract, y: float) -> Abstract:
-    """Returns the value of x^y for x >= 0 and y > 0.
-
-    Let |a - b| <= d. If y < 1, the power is concave, so it changes by at most (low + d)^y - low^y.
-    If y >= 1, it is convex, so it changes by at most high^y - (high - d)^y. If a number is flushed
-    to 0, its power was at most tiny^y, where tiny is the smallest normal number.
-    """
-    tiny = rounding.tiny(x.dtype)
-    low, high = x.low**y, x.high**y
-    logs = max(abs(math.log(tiny)), abs(math.log(float(x.high.max()) + tiny)))
-    units = 2 * rounding.elementary(x.dtype) + 16 * y * (logs + 1)
-    theta = np.expm1(units * rounding.unit(x.dtype)) + 2.0**-40
-    if not np.isfinite(high).all() or theta > 2.0**-4:
-        raise RefusalError("the power may overflow: rescale its base")
-    error = theta * high + (2 * tiny) ** y + 4 * tiny
-    lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
-
-    def apart(d: Array | float) -> Array:
-        if y < 1:
-            moved = (lowest + d) ** y - lowest**y
-            # This covers the rounding errors of the two powers on the host.
-            moved = moved + 2.0**-50 * (lowest + d) ** y
-        else:
-            moved = highest**y - np.maximum(highest - d, 0.0) ** y + 2.0**-50 * highest**y
-        return rounding.up(rounding.up(moved + 2 * over(error, x.axis)))
-
-    def moved(d: Difference) -> Moves:
-        return np.where(d.each > 0, apart(d.each), 0.0), math.inf, math.inf
-
-    low, high = rounding.widened(low, high, error)
-    return result_of(x, np.maximum(low, 0.0), high, moved, apart=float(apart(x.apart).max()))
-
-
-def _exponential(base: float, x: Abstract) -> Abstract:
-    """Returns the value of b^x for a public b > 0, computed as exp(x log b)."""
-    if not (2.0**-30 <= base <= 2.0**30 and x.dtype.kind == "f"):
-        raise RefusalError(
-            f"a power of the base {base:.3g} is not supported in proofs: use a base in [1e-9, 1e9]"
-        )
-    slope = abs(math.log(base))
-    if slope * float(x.magnitude.max()) > 40:
-        raise RefusalError("the power may overflow: rescale")
-    ends = base**x.low, base**x.high
-    low, high = np.minimum(*ends), np.maximum(*ends)
-    units = 2 * rounding.elementary(x.dtype) + 16 * (slope * x.magnitude + 1)
-    theta = np.expm1(units * rounding.unit(x.dtype)) + 2.0**-40
-    gain = rounding.up(slope * high * (1 + 2.0**-30)) + 2.0**-500
-    found = lipschitz((x,), (low, high), (gain,), relative=theta)
-    slip = 2 * rounding.up(over(theta * high + 4 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
-    top = over(high, x.axis)
-
-    def curved(d: Difference) -> Array:
-        moved = -top * np.expm1(-slope * d.each) * (1 + 2.0**-30) + 2.0**-500
-        return np.where(d.each > 0, moved + slip, 0.0)
-
-    return _capped(found, (x,), curved)
-
-
-def exp2(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
-    """Returns the value of 2^x."""
-    _check(x, accuracy)
-    return _exponential(2.0, x)
-
-
 def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     """Returns the value of a quotient a / b, if b is bounded away from 0.
 
@@ -366,13 +260,13 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
         # The divisor may differ between records, so its smallest value is used.
         least = -over(-b.low, a.axis)
         return _of_whole_numbers((a, b), ends, lambda d: np.ceil(d / least))
-    least = _nearest_to_zero(b.low, b.high)
+    least = nearest_to_zero(b.low, b.high)
     if (least < rounding.SMALLEST_DENOMINATOR).any():
         raise RangeRefusalError(
             f"the denominator is in [{b.low.min():.3g}, {b.high.max():.3g}], so it may be 0: "
             "bound it away from 0, for example by jnp.maximum"
         )
-    low, high = _corners(a, b, np.divide)
+    low, high = corners(a, b, np.divide)
     theta = rounding.DIVISION * rounding.unit(a.dtype)
     gains = rounding.up(1 / least), rounding.up(a.magnitude / least**2)
     top = float(gains[0].max())
@@ -391,7 +285,7 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
         moved = moved * (1 + 2.0**-30) + 2.0**-500 + slip
         return np.where((x.each > 0) | (y.each > 0), moved, 0.0)
 
-    return _capped(found, (a, b), curved)
+    return capped(found, (a, b), curved)
 
 
 def remainder(first: Abstract, second: Abstract, **_: Any) -> Abstract:
@@ -441,7 +335,7 @@ def _of_whole_numbers(
     return result_of(operands, low, high, moves, dtype=a.dtype, whole=True, apart=apart)
 
 
-def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
+def capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
     """Adds a second bound on how much each entry changes: a function of the operands' changes."""
 
     def moved(d: Difference, *ds: Difference) -> Moves:
@@ -460,7 +354,7 @@ def negative(x: Abstract, **_: Any) -> Abstract:
 
 def absolute(x: Abstract, **_: Any) -> Abstract:
     """Returns the value of |x|, which is exact and has gain 1."""
-    ends, rows = (_nearest_to_zero(x.low, x.high), x.magnitude), (x.l1_of_row, x.l2_of_row)
+    ends, rows = (nearest_to_zero(x.low, x.high), x.magnitude), (x.l1_of_row, x.l2_of_row)
     return lipschitz((x,), ends, (1.0,), whole=x.whole, rows=rows)
 
 
@@ -525,214 +419,3 @@ def steps(
 
     apart = math.ceil(x.apart) + 1.0 if x.apart else 0.0
     return result_of(x, *ends, moved, dtype=dtype, whole=True, apart=apart)
-
-
-def _check(x: Abstract, accuracy: object) -> None:
-    if accuracy is not None:
-        raise RefusalError("accuracy= is not supported in proofs: leave it out")
-    if x.dtype.kind != "f":
-        raise RefusalError(
-            f"{x.dtype} is not supported in proofs of this operation: convert to float first"
-        )
-
-
-def _monotone(
-    function: Callable[[Array], Array],
-    slope: Callable[[Array, Array], Array],
-    domain: tuple[float, float] = (-_ALL, _ALL),
-    *,
-    modulus: Modulus,
-    reach: tuple[float, float] = (-math.inf, math.inf),
-    absolute_error: bool = True,
-    rounded_operand: float = 0.0,
-) -> Callable[..., Abstract]:
-    """Returns the rule of a monotone function.
-
-    Args:
-        function: the function on the host, in float64.
-        slope: slope(low, high) is the largest |slope| on [low, high].
-        domain: the interval of allowed operands; others are refused.
-        modulus: bounds |f(a) - f(b)| for |a - b| <= d. It is tighter than slope times d. If f is
-            convex or concave, the worst a and b are at the steeper end of the interval. If f is odd
-            and its slope decreases with |x|, they are -d/2 and d/2.
-        reach: an interval that contains every computed result.
-        absolute_error: whether small values have the same absolute error as the value 1. Otherwise
-            the error is relative to the value.
-        rounded_operand: the error of the operand, in units of u times its magnitude. A compiler may
-            rewrite exp(a) exp(b) as exp(a + b), and that sum is rounded.
-    """
-
-    def rule(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
-        _check(x, accuracy)
-        if x.low.min() < domain[0] or x.high.max() > domain[1]:
-            raise RangeRefusalError(
-                f"the operand is in [{x.low.min():.3g}, {x.high.max():.3g}], but a proof needs "
-                f"it to be in [{domain[0]:.3g}, {domain[1]:.3g}]"
-            )
-        # A device may flush a subnormal operand to 0. In this case, the interval of operands
-        # contains 0.
-        ends = function(x.low), function(x.high)
-        low, high = np.minimum(*ends), np.maximum(*ends)
-        size = np.maximum(np.abs(low), np.abs(high))
-        size = np.maximum(size, 1.0) if absolute_error else size
-        counted = rounding.elementary(x.dtype) + rounded_operand * np.abs(x.high)
-        error = counted * rounding.unit(x.dtype) * size + 2.0**-40 * size * 2.0**-4
-        # The slope may underflow to 0 on the host. The tiny summand keeps the gain above 0.
-        gain = rounding.up(slope(x.low, x.high)) * (1 + 2.0**-30) + 2.0**-500
-        found = lipschitz((x,), (low, high), (gain,), absolute=error)
-        slip = rounding.up(2 * over(error + 2 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
-        lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
-
-        def curved(d: Difference) -> Array:
-            moved = modulus(lowest, highest, d.each) * (1 + 2.0**-30) + 2.0**-500
-            return np.where(d.each > 0, moved + slip, 0.0)
-
-        below, off = np.asarray(reach[0]), found.off
-        if not absolute_error:
-            # Small values have smaller errors. Operands are cut at 64, because for operands below
-            # -64 the values are below 2^-90.
-            operand = np.minimum(x.magnitude, 64.0)
-            counted = rounding.elementary(x.dtype) + rounded_operand * operand
-            relative = counted * rounding.unit(x.dtype) + 2.0**-44
-            flush = 2 * rounding.tiny(x.dtype) * (1 + gain) + 2.0**-80
-            below = np.maximum(below, rounding.widened(low * (1 - relative), high, flush)[0])
-            off = float(relative.max()), float(flush.max())
-        low, high = np.maximum(found.low, below), np.minimum(found.high, reach[1])
-        found = dataclasses.replace(found, low=low, high=high, off=off)
-        return _capped(found, (x,), curved)
-
-    return rule
-
-
-def _expit(x: Array) -> Array:
-    return scipy.special.expit(x)
-
-
-def _erf(x: Array) -> Array:
-    return scipy.special.erf(x)
-
-
-def _exp_modulus(low: Array, high: Array, d: Array) -> Array:
-    """Returns exp(high) - exp(high - d)."""
-    return -np.exp(high) * np.expm1(-d)
-
-
-def _centered(function: Callable[[Array], Array]) -> Modulus:
-    """Returns the modulus f(d/2) - f(-d/2) of an odd function f."""
-    return lambda low, high, d: 2 * function(d / 2)
-
-
-def _steepest_at_zero(slope: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
-    """Returns the largest slope on an interval, for a slope that decreases with |x|."""
-    return lambda low, high: slope(_nearest_to_zero(low, high))
-
-
-EXP = _monotone(
-    np.exp, lambda low, high: np.exp(high), (-_ALL, 40.0), modulus=_exp_modulus,
-    reach=(0.0, math.inf), absolute_error=False, rounded_operand=16.0,
-)  # fmt: skip
-EXPM1 = _monotone(
-    np.expm1, lambda low, high: np.exp(high), (-_ALL, 40.0), modulus=_exp_modulus
-)  # fmt: skip
-# The modulus is log(low + d) - log(low) = log1p(d / low).
-LOG = _monotone(
-    np.log, lambda low, high: 1 / low, (2.0**-60, _ALL),
-    modulus=lambda low, high, d: np.log1p(d / low),
-)  # fmt: skip
-LOG1P = _monotone(
-    np.log1p, lambda low, high: 1 / (1 + low), (-1 + 2.0**-10, _ALL),
-    modulus=lambda low, high, d: np.log1p(d / (1 + low)),
-)  # fmt: skip
-TANH = _monotone(
-    np.tanh, _steepest_at_zero(lambda x: 1 - np.tanh(x) ** 2 + 2.0**-40), modulus=_centered(np.tanh)
-)
-ATAN = _monotone(
-    np.arctan, _steepest_at_zero(lambda x: 1 / (1 + x**2)), modulus=_centered(np.arctan)
-)
-# The logistic function equals 1/2 + tanh(x/2) / 2.
-LOGISTIC = _monotone(
-    _expit, _steepest_at_zero(lambda x: _expit(x) * _expit(-x)),
-    modulus=lambda low, high, d: np.tanh(d / 4), reach=(0.0, math.inf),
-)  # fmt: skip
-ERF = _monotone(
-    _erf, _steepest_at_zero(lambda x: 2 / math.sqrt(math.pi) * np.exp(-(x**2))),
-    modulus=_centered(_erf),
-)  # fmt: skip
-# The modulus is low^-1/2 - (low + d)^-1/2.
-RSQRT = _monotone(
-    lambda x: 1 / np.sqrt(x), lambda low, high: 0.5 * low**-1.5, (2.0**-60, _ALL),
-    modulus=lambda low, high, d: -np.expm1(-np.log1p(d / low) / 2) / np.sqrt(low),
-    absolute_error=False,
-)  # fmt: skip
-
-
-def arctangent(first: Abstract, second: Abstract, **_: Any) -> Abstract:
-    """Returns the value of atan2(y, x) for x > 0, which is atan(y / x).
-
-    Its derivatives are x / (x^2 + y^2) <= 1 / x and -y / (x^2 + y^2), whose magnitude is at most 1
-    / (2 x) and |y| / x^2. It is monotone in each operand if the sign of the other one is fixed.
-    """
-    y, x = aligned(first, second)
-    _check(x, None)
-    if x.low.min() < rounding.SMALLEST_DENOMINATOR:
-        raise RangeRefusalError(
-            f"the second operand of atan2 is in [{x.low.min():.3g}, {x.high.max():.3g}], and a "
-            "proof needs it to be above 0: clamp it, for example by jnp.maximum"
-        )
-    low, high = _corners(y, x, np.arctan2)
-    gains = rounding.up(1 / x.low), rounding.up(np.minimum(0.5 / x.low, y.magnitude / x.low**2))
-    error = 2 * rounding.elementary(x.dtype) * rounding.unit(x.dtype) + 2.0**-44
-    return lipschitz((y, x), (low, high), gains, absolute=error)
-
-
-def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
-    """Returns the value of sqrt(x), which is concave.
-
-    If |a - b| <= d, then |sqrt a - sqrt b| <= sqrt(low + d) - sqrt(low).
-    """
-    _check(x, accuracy)
-    if x.low.min() < 0:
-        raise RangeRefusalError(
-            f"the operand of sqrt is in [{x.low.min():.3g}, {x.high.max():.3g}], so it may be "
-            "negative: clamp it from below, for example by jnp.maximum(x, 0)"
-        )
-    ends = np.sqrt(x.low), np.sqrt(x.high)
-    # Subnormal numbers may be flushed to 0, which changes their roots by at most the root of such a
-    # number.
-    flush = math.sqrt(4 * rounding.tiny(x.dtype))
-    error = rounding.DIVISION * rounding.unit(x.dtype) * ends[1] + flush
-    lowest = -over(-x.low, x.axis)
-
-    def curved(d: Array | float) -> Array:
-        with np.errstate(invalid="ignore"):
-            root = np.asarray(d) / (np.sqrt(lowest + d) + np.sqrt(lowest))
-        return rounding.up(rounding.up(np.where(d > 0, root, 0.0) + 2 * over(error, x.axis)))
-
-    def moved(d: Difference) -> Moves:
-        return np.where(d.each > 0, curved(d.each), 0.0), math.inf, math.inf
-
-    low, high = rounding.widened(*ends, error)
-    return result_of(x, np.maximum(low, 0.0), high, moved, apart=float(curved(x.apart).max()))
-
-
-def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:
-    """Returns the value of sin (whose peak is at pi/2) or cos (whose peak is at 0), with gain 1.
-
-    The range contains 1 only if an operand may be at a peak, and -1 only if one may be at a trough.
-    """
-    _check(x, accuracy)
-    if x.magnitude.max() > 2.0**12:
-        raise RefusalError(
-            "the operand of sin or cos may exceed 4096, where its error is not documented"
-        )
-    sides = np.cos(x.low - peak), np.cos(x.high - peak)
-    highest = np.where(_meets(x, peak), 1.0, np.maximum(*sides))
-    lowest = np.where(_meets(x, peak + np.pi), -1.0, np.minimum(*sides))
-    error = rounding.elementary(x.dtype) * rounding.unit(x.dtype)
-    return lipschitz((x,), (lowest - 2.0**-30, highest + 2.0**-30), (1.0,), absolute=error)
-
-
-def _meets(x: Abstract, place: float) -> Array:
-    """Whether the interval of an operand may contain `place` plus a multiple of 2 pi."""
-    turn = 2 * np.pi
-    return place + turn * np.ceil((x.low - 2.0**-30 - place) / turn) <= x.high + 2.0**-30

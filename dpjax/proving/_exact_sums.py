@@ -21,16 +21,8 @@ from dpjax._exact._fixed_point import bits_of_a_digit, digits_in, digits_of
 from dpjax._exact._numerics import float_limits
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._reductions import Sums, sum_over
-from dpjax.proving._value import (
-    Abstract,
-    Difference,
-    Moves,
-    Pending,
-    RefusalError,
-    as_dense,
-    erring,
-    make,
-)
+from dpjax.proving._rows import as_dense
+from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
 # The exponents of ranges that are supported, so that floats can represent all powers of two in this
 # file.

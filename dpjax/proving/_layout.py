@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._rows import as_dense, as_rows, stretched
 from dpjax.proving._value import (
     Abstract,
     Difference,
     Moves,
     Pending,
     RefusalError,
-    as_dense,
-    as_rows,
     constant,
     make,
     result_of,
-    stretched,
 )
 
 _MOST_COPIES = 64

@@ -18,17 +18,8 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import lipschitz, multiply
 from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import axes_after
-from dpjax.proving._value import (
-    Abstract,
-    Difference,
-    Moves,
-    Pending,
-    as_dense,
-    make,
-    over,
-    result_of,
-    stretched,
-)
+from dpjax.proving._rows import as_dense, stretched
+from dpjax.proving._value import Abstract, Difference, Moves, Pending, make, over, result_of
 
 # The lemmas do not apply if the relative error of exponentials, or of means, exceeds these limits.
 _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6

@@ -31,17 +31,15 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import add
 from dpjax.proving._layout import broadcast, join, new_axis, place, squeeze
 from dpjax.proving._reductions import cumulative_sum, sum_over
+from dpjax.proving._rows import as_dense, as_rows, norm_of
 from dpjax.proving._value import (
     Abstract,
     Difference,
     Moves,
     Pending,
     RefusalError,
-    as_dense,
-    as_rows,
     difference,
     make,
-    norm_of,
 )
 
 # The largest number of operations in an unrolled loop, which limits the time of the walk.

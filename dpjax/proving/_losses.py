@@ -21,7 +21,7 @@ from dpjax._core._proof import Ball, Bound, Categories, Interval, RecordBounds
 from dpjax._core._types import Database
 from dpjax._tracing._walks import Equation, bind, called, live, parts, run
 from dpjax.proving._operations import operation_of
-from dpjax.proving._value import norm_of
+from dpjax.proving._rows import norm_of
 from dpjax.proving._walk import Step
 
 Path = tuple[int, ...]

@@ -13,16 +13,8 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._value import (
-    Abstract,
-    Difference,
-    Moves,
-    RefusalError,
-    Source,
-    aligned,
-    over,
-    result_of,
-)
+from dpjax.proving._rows import aligned
+from dpjax.proving._value import Abstract, Difference, Moves, RefusalError, Source, over, result_of
 
 # rule(parameters, operands, found) returns the result of an operation, where `found` is the result
 # for operands without NaN.

@@ -10,16 +10,8 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import check_inside, check_places
 from dpjax.proving._reductions import is_exact
-from dpjax.proving._value import (
-    Abstract,
-    Difference,
-    Moves,
-    Pending,
-    RefusalError,
-    as_dense,
-    make,
-    result_of,
-)
+from dpjax.proving._rows import as_dense
+from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, make, result_of
 
 _MOST_ROWS = 128
 # The largest difference of two values that a public index may have, if the program computes it in

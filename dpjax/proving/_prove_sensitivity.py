@@ -40,7 +40,8 @@ from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
 from dpjax.proving._boxes import coordinates_of, farthest_apart, split
 from dpjax.proving._exact_programs import Sums, with_sums
 from dpjax.proving._losses import Losses
-from dpjax.proving._value import Abstract, RefusalError, Source, Tighter, make, norm_of
+from dpjax.proving._rows import norm_of
+from dpjax.proving._value import Abstract, RefusalError, Source, Tighter, make
 from dpjax.proving._walk import Walk, check_no_nan
 
 ProvedNorm = Literal["l1", "l2", "linf"]

@@ -47,7 +47,8 @@ from dpjax._tracing._walks import Equation, aval
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._norm_clips import At, Scope, Search
 from dpjax.proving._pending import flattened
-from dpjax.proving._value import Abstract, as_dense, meet
+from dpjax.proving._rows import as_dense
+from dpjax.proving._value import Abstract, meet
 
 _DEPTH = 12
 _Interval = tuple[float, float]

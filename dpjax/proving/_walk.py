@@ -40,6 +40,7 @@ from dpjax.proving._patterns import (
     of_call,
 )
 from dpjax.proving._pending import carried
+from dpjax.proving._rows import as_dense, counted
 from dpjax.proving._slots import at_one_place
 from dpjax.proving._softmax_gradients import Mark, marked, product
 from dpjax.proving._transfers import sum_of_counts, transfer
@@ -50,10 +51,8 @@ from dpjax.proving._value import (
     RangeRefusalError,
     RefusalError,
     Tighter,
-    as_dense,
     check_dtype,
     constant,
-    counted,
 )
 
 # The beginning and the end of refusals.

@@ -31,13 +31,13 @@ from dpjax.proving._reductions import (
     check_surrounded,
     is_exact,
 )
+from dpjax.proving._rows import as_dense
 from dpjax.proving._value import (
     Abstract,
     Difference,
     Moves,
     Pending,
     RefusalError,
-    as_dense,
     erring,
     result_of,
 )

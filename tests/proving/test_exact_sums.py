@@ -21,7 +21,7 @@ from dpjax.proving._exact_sums import ExactSum
 from dpjax.proving._exact_variances import ExactVariance
 from dpjax.proving._exact_windows import ExactCumulative, ExactWindows
 from dpjax.proving._losses import _evaluate
-from dpjax.proving._value import norm_of
+from dpjax.proving._rows import norm_of
 from dpjax.queries import PaddedRecords
 from random_programs import distance
 

@@ -10,7 +10,7 @@ import pytest
 
 import dpjax
 from dpjax.proving import Ball, Categories, NoProofError
-from dpjax.proving._value import norm_of
+from dpjax.proving._rows import norm_of
 
 N = 100
 NUMBERS = jax.ShapeDtypeStruct((N,), jnp.float32)

@@ -12,6 +12,7 @@ import pytest
 
 from dpjax.proving import _choices as choices
 from dpjax.proving import _elementwise as elementwise
+from dpjax.proving import _functions as functions
 from dpjax.proving import _lemmas as lemmas
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._value import Abstract, Difference, RefusalError, constant
@@ -51,7 +52,7 @@ OPERATIONS = {
     ),
     "power": (
         POSITIVE ** np.float32(1.7),
-        lambda: elementwise.power(known(POSITIVE), constant(np.float32(1.7))),
+        lambda: functions.power(known(POSITIVE), constant(np.float32(1.7))),
     ),
     "cast": (
         (A.astype(float) * (1 + 2.0**-25)).astype(np.float32),

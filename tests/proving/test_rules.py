@@ -15,7 +15,8 @@ from all_pairs import VALUES, N, all_pairs, bounds_of, traced
 from dpjax.proving import Ball, NoProofError, _prove_sensitivity
 from dpjax.proving._layout import cut, reshape
 from dpjax.proving._operations import OPERATIONS
-from dpjax.proving._value import Difference, RefusalError, as_dense, make, norm_of
+from dpjax.proving._rows import as_dense, norm_of
+from dpjax.proving._value import Difference, RefusalError, make
 from elementary_table import ELEMENTARY
 from random_programs import distance
 

@@ -1,0 +1,172 @@
+"""Rules of extrema and sorts, which do not increase distances."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._choices import BOOL
+from dpjax.proving._layout import place
+from dpjax.proving._reductions import axes_after, check_surrounded
+from dpjax.proving._rows import aligned, as_dense
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    RefusalError,
+    flushed,
+    over,
+    result_of,
+)
+
+
+def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
+    """Returns the value of an extremum over axes: |max_i x_i - max_i y_i| <= max_i |x_i - y_i|."""
+    axes = tuple(k % len(x.shape) for k in axes)
+    shape, axis = axes_after(x, axes)
+    pick = np.max if largest else np.min
+    dense = as_dense(x) if x.axis in axes else x
+    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
+
+    def moved(d: Difference) -> Moves:
+        return flushed((d.each.max(axes), d.l1, d.l2), flush, shape)
+
+    ends = pick(x.low, axis=axes), pick(x.high, axis=axes)
+    kept = {"shape": shape, "axis": axis, "whole": x.whole, "apart": x.apart + flush}
+    return result_of(dense, *ends, moved, **kept)
+
+
+def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: Any) -> Abstract:
+    """Returns the value of the index of the largest or smallest entry.
+
+    If an entry changes, the index may become any other index.
+    """
+    if x.axis in axes:
+        raise RefusalError("the index of the record with an extremum is not supported in proofs")
+    shape, axis = axes_after(x, axes)
+    dtype = np.dtype(index_dtype)
+    last = np.full((1,) * len(shape), math.prod(x.shape[k] for k in axes) - 1.0)
+
+    def moved(d: Difference) -> Moves:
+        return np.where(d.each.max(tuple(axes)) > 0, last, 0.0), math.inf, math.inf
+
+    kept = {"shape": shape, "axis": axis, "dtype": dtype, "whole": True}
+    return result_of(x, 0 * last, last, moved, **kept)
+
+
+def cumulative_extremum(
+    x: Abstract, axis: int, reverse: bool, *, largest: bool, **_: Any
+) -> Abstract:
+    """Returns the value of a running maximum or minimum.
+
+    It changes by at most the largest change of the entries so far.
+    """
+    start = -math.inf if largest else math.inf
+    if x.dtype.kind in "iu":
+        ends = np.iinfo(x.dtype)
+        start = float(ends.min if largest else ends.max)
+    check_surrounded(x, [axis], start)
+    dense = as_dense(x) if x.axis == axis else x
+    pick = np.maximum if largest else np.minimum
+    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
+
+    def running(array: np.ndarray, pick: Any) -> np.ndarray:
+        if array.shape[axis] == 1:
+            return array
+        turned = np.flip(array, axis) if reverse else array
+        found = pick.accumulate(turned, axis)
+        return np.flip(found, axis) if reverse else found
+
+    def moved(d: Difference) -> Moves:
+        each = running(d.each, np.maximum)
+        return np.where(each > 0, each + flush, 0.0), math.inf, math.inf
+
+    ends = running(x.low, pick), running(x.high, pick)
+    return result_of(dense, *ends, moved, whole=x.whole, apart=x.apart + flush)
+
+
+def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
+    """Returns the value of a logical or (and) of booleans, which is their maximum (minimum)."""
+    if x.dtype != BOOL:
+        raise RefusalError("bits of integers are not supported in proofs: use booleans")
+    return extremum_over(x, axes, largest=largest)
+
+
+def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract | list[Abstract]:
+    """Returns the value of a sort, which does not increase the distance of two arrays.
+
+    This is true in l1, l2 and linf: ||sort x - sort y||_p is the smallest ||x - P y||_p over all
+    permutations P (rearrangement inequality).
+
+    If other arrays are sorted by x, only their ranges bound how much their entries change.
+    """
+    if not others:
+        return _sorted(x, dimension)
+    if {y.shape for y in others} != {x.shape}:
+        raise RefusalError("a sort of arrays of different shapes is not supported in proofs")
+    lanes = aligned(x, *others)
+    if lanes[0].axis == dimension:
+        lanes = list(map(as_dense, lanes))
+    zero = _may_be_zero(x)
+
+    def moved(end: np.ndarray, *ds: Difference) -> Moves:
+        # The shapes may differ, because an axis of length 1 represents all entries.
+        any_ = functools.reduce(
+            np.logical_or, [d.each.max(dimension, keepdims=True) > 0 for d in ds]
+        )
+        return np.where(zero | any_, rounding.up(over(end, lanes[0].axis)), 0.0), math.inf, math.inf
+
+    made = [_sorted(x, dimension)]
+    for y in lanes[1:]:
+        low = y.low.min(dimension, keepdims=True)
+        high = y.high.max(dimension, keepdims=True)
+        kept: Any = {"dtype": y.dtype, "whole": y.whole}
+        made.append(result_of(lanes, low, high, functools.partial(moved, high - low), **kept))
+    return made
+
+
+def _may_be_zero(x: Abstract) -> bool:
+    """Whether a float may be 0 or -0. They compare as equal, but differ in total order."""
+    gap = 2 * rounding.tiny(x.dtype)
+    return gap > 0 and bool(((x.low <= gap) & (x.high >= -gap)).any())
+
+
+def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
+    """The k largest numbers move like sorted numbers. Their indices may change arbitrarily.
+
+    XLA sorts in the total order, where -0 is below 0. Two numbers that are equal, such as 0 x for
+    two records x, may differ in their signs. So where numbers may be 0, an index may always change.
+    """
+    axis = axis % len(x.shape)
+    values = place(_sorted(x, axis), axis, 0, k)
+    last = np.full((1,) * len(x.shape), x.shape[axis] - 1.0)
+    dense = as_dense(x) if x.axis == axis else x
+    zero = _may_be_zero(x)
+
+    def moved(d: Difference) -> Moves:
+        each = np.where(zero | (d.each.max(axis, keepdims=True) > 0), last, 0.0)
+        return each, math.inf, math.inf
+
+    kept: Any = {"shape": values.shape, "dtype": np.dtype(np.int32), "whole": True}
+    return [values, result_of(dense, 0 * last, last, moved, **kept)]
+
+
+def _sorted(x: Abstract, dimension: int) -> Abstract:
+    low = np.broadcast_to(x.low.min(dimension, keepdims=True), x.low.shape)
+    high = np.broadcast_to(x.high.max(dimension, keepdims=True), x.high.shape)
+    if x.axis == dimension:
+        x = as_dense(x)
+    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
+
+    def moved(d: Difference) -> Moves:
+        each = np.broadcast_to(d.each.max(dimension, keepdims=True), d.each.shape)
+        return flushed((each, d.l1, d.l2), flush, x.shape)
+
+    found = result_of(x, low, high, moved, whole=x.whole, apart=x.apart + flush)
+    if len(x.shape) == 1 and x.apart == 0:
+        found = dataclasses.replace(found, replaced=float(np.floor(x.others.count)))
+    return found
