@@ -106,7 +106,9 @@ PROGRAMS = {
     "shares of more": (
         lambda v: (c := _counts(v)) / jnp.maximum(c.sum() + _totals(v).sum(), 3.0), 9,
     ),
-    "an angle": (lambda v: jnp.arctan2(v[:, 0].mean(), jnp.maximum(v[:, 1].sum(), 0.3)), 2),
+    "an angle": (
+        lambda v: jnp.arctan2(v[:, 0].mean(), 1 + 0.3 * (v[:, 1] > 0).astype(float).mean()), 1.2,
+    ),
     "squares of shares": (lambda v: (_shares(v) ** 2).sum(), 4.01),
     "weighted rows": (_weighted_rows, 2),
     "weighted rows, transposed": (lambda v: _weighted_rows(v).T, 2),
