@@ -62,7 +62,8 @@ def guarantee(
 
     Formal guarantees:
         The guarantee of `accounting.dp_sgd`, under three conditions: `sampling` drew every batch
-        from a separate secret key; `clipped_gradients` took the batch and its records; and every
+        from a separate secret key (if `sampling.one_key` is True, all batches from one secret key
+        that no other training uses); `clipped_gradients` took the batch and its records; and every
         step used the state of the step before. If you chose the records yourself, with a mask or
         True, the guarantee assumes that the sampling drew them.
 

@@ -19,6 +19,9 @@ from dpjax.learning._strategies import Strategy
 _RAISED = 1e-10
 # The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
+# The inner products of the bins' shifts are a square matrix. For separated batches, each of 2^14
+# draws that are made at once stores two numbers for each step apart.
+_MOST_GROUPS = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +133,8 @@ def participation_losses(
     divided by the standard deviation of a row's noise.
 
     Args:
-        sampling: a `balls_in_bins_sampling` or a `min_separation_sampling`.
+        sampling: a `balls_in_bins_sampling` or a `min_separation_sampling`, of at most 16,384 bins
+            or steps apart.
         strategy: of correlated noise; None for `gaussian_noise`.
         noise_multiplier: a lower bound on the noise multiplier of every step.
         steps: an upper bound on the number of steps.
@@ -189,8 +193,8 @@ def participation_losses(
             f"of the strategy, got {sampling}: otherwise two batches of a record would enter one "
             "published number"
         )
-    most = _MOST_NUMBERS // sampling.groups
-    steps = _checks.integer("steps", steps, least=1, most=most)
+    groups = _checks.integer("sampling.groups", sampling.groups, least=1, most=_MOST_GROUPS)
+    steps = _checks.integer("steps", steps, least=1, most=_MOST_NUMBERS // groups)
     if strategy is not None and steps > strategy.steps:
         raise ValueError(f"steps must be at most the {strategy.steps} of the strategy, got {steps}")
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)

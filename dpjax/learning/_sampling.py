@@ -170,8 +170,10 @@ class BatchSampling:
 
         Args:
             key: a key from `dpjax.random.secure_key`, a different key for each step. If `one_key`
-                is True, pass the same key in all steps. The guarantee does not protect against
-                somebody who knows the key, and so knows which records were used.
+                is True, pass the same key in all steps of a training, and another key in every
+                other training: with the same key, the batches of both trainings have the same
+                records, so together they cost more than their guarantees. A guarantee does not
+                protect against somebody who knows the key, and so knows which records were used.
             present: booleans of shape (n,), the slots that contain a record, such as `present` of a
                 `PaddedRecords`; None if all slots do. Empty slots are never in a batch.
             step: the number of the step, from 0. A `cyclic_sampling`, a `balls_in_bins_sampling`
@@ -471,7 +473,7 @@ def min_separation_sampling(
         >>> sampling.batch_size <= 50 and sampling.rate > 50 / 1000
         True
     """
-    n = _checks.integer("n", n, least=1, most=2**31 - 1)
+    n = _checks.integer("n", n, least=2, most=2**31 - 1)
     separation = _checks.integer("separation", separation, least=2, most=min(n, _MOST_BINS))
     size = _checks.positive("batch_size", batch_size)
     _checks.host_only("batch_size", size, "a concrete number")

@@ -503,6 +503,24 @@ def test_samplings_that_cannot_be(separation, batch_size):
         learning.min_separation_sampling(N, separation=separation, batch_size=batch_size)
 
 
+def test_one_slot_has_no_separation():
+    with pytest.raises(ValueError, match="n must be an integer of at least 2"):
+        learning.min_separation_sampling(1, separation=2, batch_size=0.5)
+
+
+def test_losses_that_do_not_fit_into_memory_are_refused():
+    many = 2**14 + 1
+    given = {"noise_multiplier": 1.0, "steps": 1, "dims": 1}
+    for sampling in (
+        learning.min_separation_sampling(many, separation=many, batch_size=0.5, capacity=1),
+        learning.balls_in_bins_sampling(many, bins=many, capacity=1),
+    ):
+        with pytest.raises(ValueError, match=r"sampling\.groups must be .* at most 16384"):
+            learning.participation_losses(sampling, **given)
+        fewer = dataclasses.replace(sampling, groups=2**14)
+        assert learning.participation_losses(fewer, **given).steps == 1
+
+
 def test_expected_sizes_are_those_asked_for():
     for size, separation in ((0.001, 2), (1.0, 7), (4.0, 10), (13.3, 3), (1.0, 40)):
         sampling = learning.min_separation_sampling(N, separation=separation, batch_size=size)
