@@ -54,9 +54,9 @@ STATISTICS = {
         dict(zip(("weights", "intercept"), np.polyfit(X, CLIPPED, 1), strict=True)),
     ),
 }
-# Their intervals do not cover more, either. Those of integers and of products do, and those of
-# quantiles, which end at thresholds.
-SHARP = ("sum", "mean", "mean by", "correlation")
+# Their intervals do not cover more, either. Those of integers do, and those of quantiles, which end
+# at thresholds; docs/how-to/intervals.md says how much.
+SHARP = ("sum", "mean", "mean by", "variance", "covariance", "correlation")
 
 
 @pytest.mark.slow
