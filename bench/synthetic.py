@@ -148,6 +148,9 @@ def main() -> None:
     dp.enable_features("contrib", "honest-but-curious")
     warnings.simplefilter("ignore")
     contest, file = Contest(made()), harness.RESULTS / "accuracy.json"
+    columns = np.random.default_rng(0)
+    apart = {name: columns.permutation(cells) for name, cells in contest.private.items()}
+    print(f"independent columns: {off(contest.private, apart):.4f}", flush=True)
     kept = json.loads(file.read_text()) if file.exists() else {"rows": []}
     rows = {(row["job"], row["table"]): row for row in kept["rows"]}
     row = rows.setdefault((JOB, TABLE), {"job": JOB, "table": TABLE, "reason": "", "at": {}})
