@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import json
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -590,7 +591,7 @@ def unknown_range(data: Data) -> Job:
         lambda t, e, k: with_interval(t.mean(column, bounds=None, epsilon=e, key=k)),
         {"OpenDP, told the range": theirs},
         "a quarter of epsilon finds the range, which ends at a power of two, 32,768; the peer is"
-        " told 20,000",
+        " told 20,000. At .1 it ends at 16,384, below 174 rows; intervals are of clipped numbers",
     )
 
 
@@ -620,7 +621,9 @@ def measured(job: Job, runs: int) -> dict[str, Any]:
     row: dict[str, Any] = {"job": job.name, "table": job.data.name, "reason": job.reason}
     row["at"] = {}
     for epsilon in EPSILONS:
-        keys = jax.random.split(dpjax.random.seeded_key(int(1000 * epsilon)), runs)
+        # With one seed for all rows, chance would make all of them better or worse.
+        seed = zlib.crc32(f"{job.name}, {job.data.name}, {epsilon}".encode())
+        keys = jax.random.split(dpjax.random.seeded_key(seed), runs)
         found = [job.ours(table, epsilon, key) for key in keys]
         ours = rmse(np.stack([value for value, _, _ in found]), job.truth)
         ends = [(low, high) for _, low, high in found if low is not None and high is not None]

@@ -67,25 +67,30 @@ def _replace_accuracy(found: dict[str, Any]) -> None:
 
 
 def _accuracy_row(row: dict[str, Any]) -> str:
-    best = {e: min(at["peers"], key=lambda peer: at["peers"][peer]) for e, at in row["at"].items()}
-    ratios = [_ratio_of_errors(at["ours"], min(at["peers"].values())) for at in row["at"].values()]
+    compared = {epsilon: at for epsilon, at in row["at"].items() if at["peers"]}
+    best = {min(at["peers"], key=at["peers"].get) for at in compared.values()}
     held = [at["covered"] for at in row["at"].values() if at["covered"] is not None]
     covered = f"{min(held):.0%} to {max(held):.0%}" if held else ""
     wide = [at["width"] for at in row["at"].values() if at.get("width") is not None]
     width = f"{min(wide):.2g} to {max(wide):.2g}" if wide else ""
-    why = row["reason"] if any(ratio > _ALIKE for ratio in ratios) else ""
-    first = f"| {row['job']} | {row['table']} | {row['runs']}"
-    shown = _shown_ratios(row, " | ")
-    peers = ", ".join(sorted(set(best.values())))
-    return f"{first} | {peers} | {shown} | {covered} | {width} | {why} |"
+    why = row["reason"] if any(_ratio_of_errors(at) > _ALIKE for at in compared.values()) else ""
+    first = f"| {row['job']} | {row['table']} | {row['runs']} | {', '.join(sorted(best))}"
+    return f"{first} | {_shown_ratios(row, ' | ')} | {covered} | {width} | {why} |"
 
 
 def _shown_ratios(row: dict[str, Any], between: str = ", ") -> str:
-    ratios = [_ratio_of_errors(at["ours"], min(at["peers"].values())) for at in row["at"].values()]
-    return between.join(f"{x:.2g}" if x < float("inf") else "peer exact" for x in ratios)
+    return between.join(_shown_ratio(at) for at in row["at"].values())
 
 
-def _ratio_of_errors(ours: float, theirs: float) -> float:
+def _shown_ratio(at: dict[str, Any]) -> str:
+    if not at["peers"]:
+        return "no peer"
+    ratio = _ratio_of_errors(at)
+    return f"{ratio:.2g}" if ratio < float("inf") else "peer exact"
+
+
+def _ratio_of_errors(at: dict[str, Any]) -> float:
+    ours, theirs = at["ours"], min(at["peers"].values())
     if ours == theirs:
         return 1.0
     return ours / theirs if theirs else float("inf")  # No run of a peer was off.
