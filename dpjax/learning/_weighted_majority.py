@@ -377,7 +377,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         shape: tuple[int, ...] | None = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A bound on how much the loss so far of a followed expert exceeds the best expert's.
+        """Bounds the total loss so far of the chosen expert, minus that of the best expert so far.
 
         Args:
             confidence: the bound is correct with at least this probability; in (0, 1).

@@ -374,7 +374,7 @@ class Contribution:
         return round_up(moved * (1 if norm == "linf" else self.blocks))
 
     def integers(self, query: IntegerQuery) -> PeopleIntegers:
-        """Converts a query of rows to a query of people, computed on their selected rows."""
+        """Converts a query of rows to a query of people, which uses the rows selected for each."""
         of_people = {
             "addends": query.addends_of,
             "reach": functools.partial(self.reach, query.reach),
@@ -384,7 +384,7 @@ class Contribution:
         return PeopleIntegers(**vars(query) | of_people | about)
 
     def query(self, query: Query) -> PeopleQuery:
-        """Converts a `Query` of rows to a query of people, computed on their selected rows."""
+        """Converts a `Query` of rows to one of people, which uses the rows selected for each."""
         integers = self.integers(query._integers)
         return PeopleQuery(integers, query.norms, self.privacy_unit, self.notes)
 

@@ -287,7 +287,7 @@ class RandomPair:
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distance of pair `index`, and the resolution of its value.
+        """Returns the distance of pair `index`, and the rounding step of the target's value.
 
         `position` is the changed record if positions="each", and ignored otherwise.
         """

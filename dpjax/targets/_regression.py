@@ -57,7 +57,8 @@ class _Objective(NamedTuple):
         curvature: the largest curvature of the loss of a record along a unit vector.
         longest: W, a bound on the length of the exact minimizer.
         pull: a bound on the gradient of the loss of a record, at weights no longer than W.
-        gradient_error: maps d to a bound on the rounding of a gradient, in units of eps.
+        gradient_error: a function of the number of weights d: a bound on the rounding error of a
+            gradient, in units of eps.
     """
 
     strength: Fraction
