@@ -108,6 +108,8 @@ class _Ratios:
         if node.name == "convert_element_type":
             kinds = [np.dtype(aval(x).dtype) for x in (node.equation.invars[0], node.atom)]
             wide = all(x.kind != "f" or x.itemsize >= 4 for x in kinds)
+            # A float32 number that is cast to float64 keeps the rounding errors of float32.
+            wide &= kinds[0].kind != "f" or kinds[1].itemsize <= kinds[0].itemsize
             # Other casts change a number by more: a cast to booleans turns 5 into 1, and a cast to
             # integers turns 1.9 into 1.
             cut = {"b": kinds[0].kind != "b", "f": False}.get(kinds[1].kind, kinds[0].kind == "f")
