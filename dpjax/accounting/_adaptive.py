@@ -15,8 +15,8 @@ from dpjax._files._ledger_file import BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
 
-# The odometer splits delta among integers j ("levels") with weights 1 / (1 + |j|)^2. This is the
-# sum of the weights over all j. Only the levels in `_LEVELS` are used.
+# The odometer splits delta among integers j ("levels") with weights 1 / (1 + |j|)^2, whose sum over
+# all j is `_ALL_WEIGHTS`. Only the levels in `_LEVELS` are used.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
 
@@ -104,10 +104,10 @@ class PrivacyFilter(_Adaptive):
     """A budget for adaptively chosen releases, which refuses a release that would exceed it.
 
     Call `filter.admit(mechanism)` before every release. Each release may depend on the results of
-    earlier releases. The budget is spent in zCDP, where many small releases cost far less than the
-    sum of their epsilons. For a few large releases without a delta, the sum of epsilons may be
-    smaller, and is used instead. The budget is in the memory of one process, and cannot be copied.
-    To keep a budget in a file, or for several processes, use `dpjax.Ledger`.
+    earlier releases. Costs are added up in zCDP, where many small releases cost far less than the
+    sum of their epsilons. A release that the budget in zCDP does not cover is still admitted if the
+    sum of all epsilons is within the budget. The budget is in the memory of one process, and cannot
+    be copied. To keep a budget in a file, or for several processes, use `dpjax.Ledger`.
 
     Attributes:
         epsilon: the epsilon of the budget.
@@ -151,7 +151,7 @@ class PrivacyFilter(_Adaptive):
             dims: the largest number of coordinates in a release.
             relation: which databases are neighbors. None takes the relation of an open ledger, or
                 replace-one if no ledger is open. Under replace-one, releases under
-                add-or-remove-one are also accepted, at twice their shift.
+                add-or-remove-one are also accepted, and pay what they cost under replace-one.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -193,7 +193,7 @@ class PrivacyFilter(_Adaptive):
 
     @property
     def remaining(self) -> float:
-        """The fraction of the budget that is left: of rho or of epsilon, the larger fraction."""
+        """The fraction of the budget that is left, in rho or in epsilon, whichever is larger."""
         self._refuse_forks()
         added = self._sums.added / self.epsilon
         return max(0.0, 1 - min(added, float(self._sums.rho / Fraction(self._most))))
@@ -212,7 +212,7 @@ class PrivacyOdometer(_Adaptive):
     """A running bound on the total cost of adaptively chosen releases, without a budget.
 
     Call `odometer.add(mechanism)` with every release. Each release may depend on earlier releases.
-    You may stop at any moment, also because of a reading.
+    When you stop may depend on the readings.
 
     Attributes:
         delta: the delta of every reading.

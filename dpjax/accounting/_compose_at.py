@@ -150,7 +150,7 @@ def _kov(epsilons: list[float], slack: float) -> float:
 def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     costs = [concentration(release) for release in releases]
     rho = sum_up(cost.rho for cost in costs)
-    # The factor makes sure that the result is rounded down.
+    # The last factor rounds `slack` down.
     slack = (delta - sum_up(cost.delta for cost in costs)) * (1 - 2**-50)
     if slack <= 0 or not math.isfinite(rho):
         return math.inf
@@ -230,8 +230,8 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
 def _add_up(steps: list[tuple[int, float]]) -> np.ndarray:
     """Returns the probabilities of the sums of losses.
 
-    Entry i is the probability of the sum that is 2 i units below the largest sum. Each step is a
-    loss in units, and the epsilon that determines its probability.
+    Entry i is the probability of the sum that is 2 i units below the largest sum. A step is a pair:
+    the largest loss of a release in units, and the epsilon that determines its probability.
     """
     sums, end = np.eye(1, 1 + sum(number for number, _ in steps))[0], 1
     for number, epsilon in steps:

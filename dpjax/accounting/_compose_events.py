@@ -46,7 +46,7 @@ def left_out_orders_hidden() -> Generator[None]:
 # Events for which dp-accounting ignores how often they are repeated: PLDAccountant does so in
 # version 0.6.0, and RdpAccountant in later versions.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
-# Events whose noise multiplier is relative to the sensitivity. So it has the same meaning under
+# Events whose noise multiplier is relative to the sensitivity, and so means the same under
 # add-or-remove-one and under replace-one.
 _OF_A_SENSITIVITY = (
     *("GaussianDpEvent", "LaplaceDpEvent", "DiscreteLaplaceDpEvent", "ZCDpEvent"),
@@ -74,7 +74,7 @@ def compose_events(
             under this relation, as in `mechanism.dp_event`. But if any event is sampled or is
             randomized response, all multipliers are relative to the norm of one record's
             contribution. Then replacing a record changes the sum by up to twice this norm.
-        privacy_unit: whose data neighboring databases differ in, as in `Guarantee`. Events do not
+        privacy_unit: the unit of data in which neighbors differ, as in `Guarantee`. Events do not
             state their unit, so you must make sure that all events are for this unit.
         method: "pld", by privacy loss distributions, or "renyi".
 

@@ -40,9 +40,9 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     exceed the estimate with probability .75, although gamma is .057.
 
     If the neighboring relations differ, the result is under replace-one. A guarantee under
-    add-or-remove-one is first converted to replace-one. If the guarantee states its numbers under
-    replace-one, as for Gaussian noise and DP-SGD, these are used, and otherwise (2 epsilon, (1 +
-    e^epsilon) delta). The converted guarantee must have gamma 0.
+    add-or-remove-one is first converted to replace-one. Some guarantees, such as those of Gaussian
+    noise and DP-SGD, also state their numbers under replace-one, which are used. Any other becomes
+    (2 epsilon, (1 + e^epsilon) delta). A guarantee that is converted must have gamma 0.
 
     epsilon and delta are added up. gamma and 1 - confidence are added up over distinct samplings:
     each sampled sensitivity counts once, for any number of releases. If a sampling is marginal, the
@@ -290,8 +290,7 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
     The error is raised if the guarantee implies nothing under that relation.
 
     A guarantee with gamma above 0 cannot be converted. dpjax samples only under replace-one, so a
-    gamma under add-or-remove-one was set by hand, and it is unknown which number of records it is
-    about.
+    gamma under add-or-remove-one was set by hand, and nothing says for how many records it holds.
     """
     known = concrete(guarantee)
     if known.relation is relation:

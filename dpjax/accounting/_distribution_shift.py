@@ -32,7 +32,7 @@ def under_distribution_shift(
     """Converts a guarantee for the oracle's distribution P to records with distribution Q.
 
     Two databases that differ in t records have N = n + t records together. If only two records
-    determine the distance of a pair, pass records=2, and N = 2 t. A pair exceeds the estimate with
+    determine the distance of a pair, pass records=2; then N = 2 t. A pair exceeds the estimate with
     probability gamma under P, and with probability q under Q. Pass one of these bounds on the shift
     of the distribution of a single record:
 
@@ -132,8 +132,8 @@ def _worst(name: str, gamma: float, bound: float, records: int) -> float:
             # Q.
             return 0.0
         return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * bound))
-    # Gamma grows by a factor (1 + chi2)^records or ratio^records. This is its logarithm. If the
-    # factor overflows, the result is 1.
+    # `exponent` is the logarithm of the factor ratio^records or (1 + chi2)^records. If this factor
+    # overflows, the result is 1.
     exponent = _up(records * _up(math.log(bound) if name == "ratio" else math.log1p(bound)))
     if name == "ratio":
         return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)

@@ -42,7 +42,7 @@ _LARGEST_SHARE = 0.1
 
 
 Kind = Literal["poisson", "fixed", "bins", "separated"]
-# One key draws the batches of all steps.
+# Kinds of sampling in which one key draws the batches of all steps.
 _ONE_KEY = ("bins", "separated")
 
 
@@ -55,10 +55,10 @@ class Columns(Protocol):
         ...
 
     def overlap(self, *, groups: int, steps: int) -> float:
-        """Returns the norm of the change of all rows by a record in all batches of its group.
+        """Returns how far one record can move all published rows together, in the norm l2.
 
-        A record of a group can join every `groups`-th batch. The norm is relative to the largest
-        norm of a column of the strategy matrix, and rounded up.
+        The record joins every `groups`-th batch. The result is relative to the largest norm of a
+        column of the strategy matrix, and rounded up.
         """
         ...
 
@@ -68,11 +68,10 @@ class Sampling(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """How records join a batch.
+        """How records join batches.
 
-        How records join batches: each record independently ("poisson"), in batches of a fixed size
-        ("fixed"), each record in the batches of a secret bin ("bins"), or at random distances
-        ("separated").
+        "poisson": each record independently; "fixed": in batches of a fixed size; "bins": each
+        record in the batches of a secret bin; "separated": each record at random distances.
         """
         ...
 
@@ -320,8 +319,8 @@ def dp_sgd_noise_multiplier(
         )
     if method == "renyi":
         z = _least(run.epsilon, target, 1.0)
-        # If the best order is the largest one in the list, epsilon jumps as a function of the
-        # noise.
+        # If the best order is the largest of the orders that are tried, epsilon jumps as a function
+        # of the noise multiplier.
         reached = run.epsilon(z)
         if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
@@ -406,8 +405,8 @@ class DpSgdRun(NamedTuple):
                 f"sampling.rate must be 1 for bins, whose records all join, got {sampling.rate}:"
                 " use balls_in_bins_sampling"
             )
-        # Only simulations account for the secret of when a record joins. All formulas are for
-        # records that join every batch that they may join.
+        # The batches of a record at random distances are secret, but only simulations gain from
+        # this. The formulas assume that a record joins every batch that it may join: rate 1.
         separated = sampling.kind == "separated"
         rate, share = sampling.rate, share_of_batches(sampling.rate, groups)
         drawn = _Drawn(sampling.kind, sampling.n, 1.0 if separated else rate, sampling.capacity)
@@ -458,11 +457,12 @@ class DpSgdRun(NamedTuple):
 
     @property
     def uneven(self) -> float:
-        """How far the batches of a record are from their distribution, in total variation.
+        """The total variation distance of a record's batches from their ideal distribution, at most.
 
-        A 64-bit word modulo the number of bins is not exactly uniform. Neither is the first batch
-        that a record may join, if its batches are at random distances. Each distance is drawn by
-        comparing one word with at most 255 numbers, which are rounded to 64 bits.
+        A bin is a 64-bit word modulo the number of bins, which is not exactly uniform. For batches
+        at random distances, the first batch that a record may join is not exactly uniform, either.
+        Each distance is drawn by comparing one word with at most 255 numbers, which are rounded to
+        64 bits.
         """
         if self.sampling.kind not in _ONE_KEY:
             return 0.0
@@ -568,8 +568,8 @@ class DpSgdRun(NamedTuple):
     def check_within_reach(self, epsilon: float) -> None:
         """Refuses an epsilon at which noise tables and capacities need over a tenth of delta.
 
-        If they need at most a tenth of delta, this hardly affects the smallest noise multiplier. If
-        they need more, the smallest noise multiplier might give less than the requested epsilon.
+        Up to a tenth, they hardly affect the smallest noise multiplier. Beyond a tenth, the epsilon
+        of the smallest noise multiplier might be below the requested one.
         """
         if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
@@ -602,7 +602,7 @@ class DpSgdRun(NamedTuple):
 
 
 def rare_enough(epsilon: float, delta: float, steps: int) -> float:
-    """Returns how improbable it must be, in each step, that a batch exceeds its capacity.
+    """Returns the largest allowed probability that a batch exceeds its capacity in one step.
 
     With this probability, all steps together use a thousandth of delta.
     """
@@ -612,7 +612,7 @@ def rare_enough(epsilon: float, delta: float, steps: int) -> float:
 
 
 def share_of_batches(rate: float, separation: int) -> float:
-    """Returns the probability that a record joins a batch, if its batches are apart.
+    """Returns the probability that a record is in a batch, if its batches keep a distance.
 
     After each batch, a record waits for `separation` steps, and then joins each batch with
     probability `rate`. For bins, the rate is 1.
@@ -631,7 +631,7 @@ def least_capacity(n: int, rate: float, rare: float) -> int:
 
 
 def _least(promised: Callable[[float], float], target: float, start: float) -> float:
-    """Returns the least z with promised(z) <= target, within 0.1%, or 0.01 if that is larger.
+    """Returns the least z above 0.01 with promised(z) <= target, or a z up to 0.1% above it.
 
     `promised` must be a decreasing function. The search uses the secant method on logarithms. Each
     new point is moved slightly from the estimated root toward the farther end of the bracket, so
@@ -665,7 +665,7 @@ def _least(promised: Callable[[float], float], target: float, start: float) -> f
 
 
 def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:
-    """Returns a lower bound on the delta of one step at an epsilon, and thus of the whole run."""
+    """Returns a lower bound on the delta of one step at an epsilon; the run has no smaller one."""
     sigma = z / 2 if replaced and sampling.kind == "fixed" else z
     inner = math.log1p(math.expm1(epsilon) / sampling.rate)
     mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)

@@ -20,20 +20,20 @@ _FARTHEST = 1e150
 
 @dataclasses.dataclass(frozen=True)
 class PairCurve:
-    """Bounds the divergence of several releases on a pair of databases, by the pair's stretch.
+    """Bounds the divergence of several releases on a pair of databases, from the pair's stretch.
 
     The stretch of a pair is the distance of its values divided by the distance to which the
     releases are calibrated.
 
     Attributes:
-        family: the family that describes all releases without Gaussian noise together.
+        family: the family of privacy profiles for all releases without Gaussian noise together.
         loss: the total privacy loss of the releases without Gaussian noise, at stretch 1.
-        deviations: the distance between the values of all Gaussian releases, in standard
-            deviations, at stretch 1.
+        deviations: the shift of all releases with Gaussian noise together, in standard deviations,
+            at stretch 1.
         slack: the privacy loss that the noise tables add.
         missed: the probability of noise outside the tables.
-        chances: a log factor on the probabilities of sampled losses, which covers their rounding
-            errors.
+        chances: the log of a factor that covers rounding errors in the probabilities with which
+            outputs are sampled.
     """
 
     family: LossFamily
@@ -66,7 +66,7 @@ class PairCurve:
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
-        """Limits epsilon: beyond this limit, the tables cost more than the divergence itself."""
+        """Caps epsilon: the tables add `missed` times e^epsilon, so a larger epsilon is no use."""
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ class PairCurve:
 
 
 def laplace(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The divergence of Laplace noise that is shifted by `a` scales, summed over coordinates."""
+    """The divergence of Laplace noise with shifts of `a` scales in total over all coordinates."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum((e - a) / 2, 0)))
 
 

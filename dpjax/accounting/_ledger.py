@@ -146,7 +146,7 @@ def _decimal(number: object) -> Decimal:
 
 
 def _plain(number: object) -> str:
-    """Returns all digits of a decimal, or scientific notation if that has over 14 characters."""
+    """Returns a decimal with all digits, or in scientific notation if they exceed 14 characters."""
     text = format(_decimal(number), "f")
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text if len(text) <= 14 else str(_decimal(number).normalize())
@@ -161,9 +161,10 @@ class Ledger(Account):
 
     `dpjax.privatize(target, mechanism, ledger=ledger)` makes a private function whose releases the
     ledger pays for. In a block `with ledger:`, the ledger pays for every release, also for releases
-    that a mechanism makes without `privatize`. Every release is drawn again and paid for, unless it
-    has a name: `private(key, database, name="age")` returns the earlier release of the same request
-    under this name, free of charge. A key that was used before is refused.
+    that a mechanism makes without `privatize`. Every call draws a new release and pays for it. Only
+    a release with a name is stored: `private(key, database, name="age")` returns the earlier
+    release of the same request under this name, free of charge. A key that was used before is
+    refused.
 
     Attributes:
         path: the path of the file.
@@ -391,7 +392,7 @@ class Ledger(Account):
         self._debit(Payment(key, guarantee, what))
 
     def parallel(self, column: str) -> Parts:
-        """A `with` block for releases on disjoint parts of the records, which cost the maximum.
+        """A `with` block for disjoint parts of the records: it costs the largest of their costs.
 
             with ledger.parallel("cut") as part:
                 slots = queries.padded_records(table, capacity=100_000)
@@ -442,10 +443,10 @@ class Ledger(Account):
     def split(self, parts: int) -> list[Share]:
         """Splits the remaining budget into equal shares, which are composed tightly.
 
-        If the budget has a delta, the squares of mu of Gaussian releases are added up. So each of 4
-        shares has half of the mu of the whole, not a quarter. The first release in any share
-        debits all shares. If the budget has no delta, each share has its part of epsilon, and each
-        release pays its own epsilon.
+        If the budget has a delta, the shares divide mu^2, where mu is the sensitivity of a Gaussian
+        release over the standard deviation of its noise. So each of 4 shares has half of the mu of
+        the whole, not a quarter. The first release in any share debits all shares. If the budget
+        has no delta, each share has its part of epsilon, and each release pays its own epsilon.
 
         Args:
             parts: the number of shares, at least 1.
@@ -466,8 +467,8 @@ class Ledger(Account):
 
     def _shares(self, units: tuple[int, int], part: Fraction, count: int) -> list[Share]:
         epsilon, delta = (math.floor(part * unit) for unit in units)
-        # If the budget has a delta, a smaller share could not be converted to mu accurately in
-        # float64.
+        # If the budget has a delta, the share is converted to the mu of Gaussian noise. For smaller
+        # shares, float64 is too inaccurate.
         least = 10 ** (EPSILON_DIGITS - 6) if self._file.chain.budget[1] else 1
         if epsilon < least or (delta == 0 and self._file.chain.budget[1] > 0):
             raise BudgetExceededError(

@@ -27,8 +27,8 @@ _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
 # and is raised to the power of the number of steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
-# dp-accounting raises the number of outcomes to the power of the number of steps. This would
-# overflow for more steps than this.
+# dp-accounting raises the number of outcomes to the power of the number of steps. Above this number
+# of steps, the power would overflow.
 _MOST_AT_ONCE = 1000
 
 

@@ -32,7 +32,7 @@ class SimulatedLosses:
         confidence: the probability over the simulation that all limits hold together.
         draws: how many losses were drawn in each direction.
         relation: which databases are neighbors.
-        privacy_unit: whose data neighboring databases differ in.
+        privacy_unit: the unit of data in which neighbors differ, as in `Guarantee`.
         source: the function that drew the losses.
 
     Formal guarantees:
@@ -101,7 +101,7 @@ class SimulatedLosses:
         return self.stated(self.epsilon(delta), float(delta))
 
     def stated(self, epsilon: float, delta: float, notes: tuple[str, ...] = ()) -> Guarantee:
-        """A guarantee of these numbers, with the confidence of the simulation."""
+        """A guarantee with this epsilon and delta, and the confidence of the simulation."""
         event = SampledEvent(0.0, self.confidence, self._identity)
         return Guarantee(
             epsilon,
@@ -130,14 +130,14 @@ def monte_carlo(
 
     delta(epsilon) is the mean of max(0, 1 - e^(epsilon - L)), where L is the privacy loss of a
     dominating pair of distributions P and Q: log P(x) / Q(x) for x from P. You write the function
-    that draws L. It suits samplings of batches for which no formula is known.
+    that draws L. A simulation suits samplings of batches for which no formula is known.
 
     Args:
         key: a typed key. Choose the key before you look at any result, and do not try several keys.
         sample_losses: `sample_losses(key)` returns one loss, or an array with one loss for each
             direction: P against Q, and Q against P. It is traced with 64-bit numbers, and must
             return float64. Losses may be infinite; NaN counts as infinity.
-        draws: how many losses are drawn. A delta needs at least about 20 / delta of them.
+        draws: how many losses are drawn, at least about 20 / delta for the smallest delta you need.
         confidence: the probability that all limits hold, for all epsilons and directions together.
         relation: which databases are neighbors; None for the relation of an open ledger, or
             replace-one if no ledger is open.

@@ -56,9 +56,9 @@ def as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
 
 
 def as_float(units: int, digits: int) -> float:
-    """Returns a float64 for `units` times 10^-digits.
+    """Returns the float64 nearest to `units` times 10^-digits.
 
-    It is the float that Python prints as this decimal, or else the least float64 above it.
+    If Python prints the nearest float64 as a smaller decimal, the result is rounded up instead.
     """
     exact = Fraction(units, 10**digits)
     nearest = float(exact)

@@ -26,8 +26,8 @@ from dpjax.accounting._renyi_divergences import (
 from dpjax.random._repetitions import Repetitions, repetitions
 
 _OUTWARD = 1 + 1e-9
-# The second bound assumes a largest number of runs. This fraction of delta pays for the case that
-# there are more.
+# `_by_divergences` assumes a largest number of runs. This fraction of delta pays for the case that
+# there are more runs.
 _RARE = 1e-6
 
 
@@ -49,8 +49,9 @@ class OneRun(NamedTuple):
 def best_of_runs(one_run: Guarantee, *, runs: float, shape: float = 1.0) -> Guarantee:
     """The guarantee of the best of a random number of runs, from the guarantee of one run.
 
-    The number of runs K is random, and only the best run is shown. So the cost hardly depends on
-    the mean number of runs: epsilon grows by the factor 2 + shape, and delta by the mean.
+    The number of runs K is random, and only the best run is shown. So epsilon is multiplied by 2 +
+    shape alone, however large the mean of K is. delta is multiplied by the mean of K. For a Poisson
+    distribution, see below.
 
     Args:
         one_run: the guarantee of one run, which includes its score. gamma must be 0.
@@ -228,8 +229,8 @@ def _by_ratios(epsilon: float, law: Repetitions) -> float:
 def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float) -> float:
     """Returns the epsilon of the best run, by Renyi divergences; infinite if delta is used up.
 
-    The noise and batches of real runs are only nearly ideal. With K runs, this adds at most K times
-    the privacy loss that it adds to one run, except with K times the probability for one run.
+    Real noise and batches are only nearly ideal. In one run, they add at most a small privacy loss,
+    except with a small probability. In K runs, both numbers are at most K times as large.
     """
     divergences = np.max([_divergences_of_one(one) for one in candidates], axis=0)
     best = divergences_of_best(divergences, law)

@@ -13,9 +13,9 @@ from dpjax.accounting._concentrated import guarantee_of
 def risk(*releases: Mechanism | Guarantee, dims: int = MOST_DIMS) -> Risk:
     """What any attack can learn about one record from several releases together.
 
-    An epsilon bounds the loss of privacy in the worst case. Most attacks care about the whole
-    distribution of the loss: with Gaussian noise, an attacker gains much less than epsilon and
-    delta alone allow.
+    An epsilon bounds the privacy loss in the worst case. But the success of most attacks depends on
+    the whole distribution of the loss: with Gaussian noise, an attacker gains much less than
+    epsilon and delta alone allow.
 
     Args:
         *releases: a mechanism, or a guarantee, for each release. A guarantee counts by epsilon and

@@ -223,9 +223,9 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Returns an epsilon at which (epsilon, delta)-DP Gaussian noise has at most this mu.
+    """Returns the epsilon of Gaussian noise with this mu at the given delta, rounded down.
 
-    It is rounded down.
+    So the mu of noise that is calibrated to this epsilon and delta is not larger.
     """
     # Below this epsilon, noise with this mu is not (epsilon, delta)-DP.
     epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
@@ -233,9 +233,9 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def _down(number: Fraction) -> float:
-    """Returns a float64 for a fraction.
+    """Returns the float64 nearest to a fraction.
 
-    It is the float that Python prints as this decimal, or else the next float64 below.
+    If Python prints the nearest float64 as a larger decimal, the next one below is returned.
     """
     nearest = float(number)
     return nearest if Fraction(repr(nearest)) <= number else math.nextafter(nearest, 0)
