@@ -457,7 +457,7 @@ class DpSgdRun(NamedTuple):
 
     @property
     def uneven(self) -> float:
-        """The total variation distance of a record's batches from their ideal distribution, at most.
+        """Bounds the total variation distance of a record's batches from their ideal distribution.
 
         A bin is a 64-bit word modulo the number of bins, which is not exactly uniform. For batches
         at random distances, the first batch that a record may join is not exactly uniform, either.
