@@ -51,8 +51,8 @@ from dpjax.proving._value import (
 )
 from dpjax.proving._walk import Step, Walk
 
-# Functions that treat the entries of an array separately and that have a lemma, with the index of
-# the operand that has these entries.
+# Functions that have a lemma and treat each entry of an array separately. The name of the function
+# is mapped to the index of this array among the operands.
 _LOOK_UPS = {"searchsorted": 1, "_interp": 0}
 
 
@@ -106,14 +106,15 @@ class PaddedWalk(Walk):
     ) -> list[Any] | None:
         """Returns `outputs` unchanged.
 
-        Ranges are not cut into cells, because cells do not say how a result depends on the slots.
+        The base class cuts ranges into cells (`_cells.py`). They do not say how a result depends on
+        the slots.
         """
         return outputs
 
     def recognized(
         self, program: Any, equation: Equation, operands: Sequence[Any], outputs: Any, values: Any
     ) -> list[Any] | None:
-        """Returns `outputs` unchanged, for the same reason."""
+        """Returns `outputs` unchanged: its lemmas do not say how a result depends on the slots."""
         return outputs
 
     def outputs(
@@ -125,7 +126,7 @@ class PaddedWalk(Walk):
             found = found or self._looked_up(equation, inner, operands)
             return found or self.inner_outputs(inner, operands)
         operation = operation_of(equation.primitive.name)
-        if operation.slots is None and operands:  # Refuses before the steps of a loop are walked.
+        if operation.slots is None and operands:  # Refuse a loop before its steps are walked.
             placed(None, Applied(equation.params, operands, operands[0].value))
         walk = Walk(path=self.path, sums=self.sums)
         values = walk.ruled(equation, [x.value for x in operands])
@@ -143,10 +144,12 @@ class PaddedWalk(Walk):
             applied = Applied(equation.params, operands, value)
             slots = placed(operation.slots, applied)
             tighter = operation.tighter(applied) if operation.tighter else value
-            # Equal numbers at equal indices give equal results, and sums of integers are exact.
+            # If a permutation changes no bit of the operands, it changes no bit of the result.
+            # Integers with `apart` 0 are computed exactly, so it does not change them either.
             exact = value.dtype.kind in "iub" and value.apart == 0
             fixed = slots.axis is None and (exact or all(x.fixed for x in operands))
-            # Numbers that are equal in all slots are sorted alike.
+            # If a permutation only reorders numbers, without another rounding, the sorted numbers
+            # stay the same.
             alone = equation.primitive.name == "sort" and len(operands) == 1
             fixed |= alone and slots.axis is None and not operands[0].value.apart
             made.append(_within_rows(Tracked(tighter, row, slots, fixed)))
@@ -155,11 +158,11 @@ class PaddedWalk(Walk):
     def _looked_up(
         self, equation: Equation, inner: Any, operands: list[Tracked]
     ) -> list[Tracked] | None:
-        """Returns the value of `searchsorted` or `interp`, for each entry or in sorted records.
+        """Returns the value of `searchsorted` or `interp`; None for other operations.
 
-        The result is None if the operation is neither, or is not supported.
-
-        Both functions treat all entries of their array alike, and all other operands are public.
+        Either the function is applied to each entry of a private array, or public numbers are
+        looked up in a sorted private array. All other operands are public. If the lemma does not
+        apply, the result is None, too.
         """
         name = str(equation.params.get("name"))
         moving = [x for x in operands if not x.value.is_known]
@@ -196,7 +199,8 @@ class PaddedWalk(Walk):
             rule = reduced if isinstance(kind, ExactSum) else accumulated
             place = rule(applied._replace(parameters=dataclasses.asdict(kind)))
         self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))
-        # Equal terms are rounded to equal integers, whose exact sum is rounded once.
+        # If `apart` is 0, a permutation does not change the terms, so it does not change their
+        # integers. The exact sum of these integers is rounded once.
         fixed = place.axis is None and all(not x.value.apart for x in operands)
         return [_within_rows(Tracked(found, row, place, fixed))]
 

@@ -42,7 +42,7 @@ _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
 # The usual number of floats that a device computes in one call, which takes about a second. Then
 # the largest number, which takes a few GB of memory. A program that needs more is refused.
 _MANY_NUMBERS, _TOO_MANY_NUMBERS = 2**24, 2**27
-# The number of coordinates that are moved to their ends in the search for a pair of distant values.
+# The largest number of coordinates that `farthest_apart` moves to the ends of their ranges.
 _MOST_MOVED = 16
 # A box is dropped if its bound is within the factor CLOSE of the distance of two known records. The
 # search stops when the bounds of all remaining boxes are within the factor ENOUGH.
@@ -51,7 +51,7 @@ CLOSE, ENOUGH = 1.001, 1.01
 
 @dataclasses.dataclass(frozen=True)
 class Boxes:
-    """Boxes that contain possible records, with bounds on g over each box.
+    """Boxes of possible records, with bounds on g(x), the row of a record x, over each box.
 
     Attributes:
         low: the lower ends of the boxes, of shape (boxes, coordinates of a record).
@@ -92,7 +92,7 @@ class Coordinates:
 
     @property
     def places(self) -> list[slice]:
-        """For each array, which of the coordinates it has."""
+        """For each array, the slice of the coordinates that belong to it."""
         ends = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
         return list(map(slice, ends[:-1], ends[1:]))
 
@@ -153,7 +153,7 @@ def _limits(bound: Bound) -> tuple[float, float]:
 
 
 class Enclosure:
-    """Bounds the row g over many boxes, in one compiled program."""
+    """Bounds g(x), the row of a record x, over many boxes in one compiled program."""
 
     def __init__(
         self, ends: Callable[..., Any], coordinates: Coordinates, n: int, numbers: int
@@ -169,8 +169,8 @@ class Enclosure:
         with jax.enable_x64(True):
             for start in range(0, len(low), size):
                 rows = min(size, len(low) - start)
-                # Each row of the arrays is one box. In the last call, unused rows repeat its first
-                # box.
+                # Each row of the arrays is one box. In the last call, unused rows repeat the first
+                # box of this call.
                 chosen = np.where(np.arange(size) < rows, start + np.arange(size), start)
                 ends = [self._leaves(x[chosen]) for x in (low, high)]
                 least, most = self.run(list(zip(*ends, strict=True)))
@@ -194,14 +194,14 @@ class Enclosure:
 
 @dataclasses.dataclass(frozen=True)
 class Diameter:
-    """Bounds on the distance of two rows of g, for any two records.
+    """Bounds on the distance of the rows g(x) and g(y), for any two records x and y.
 
     Attributes:
         bound: an upper bound on the distance, in the norm of the proof.
         each: upper bounds on the distance in each entry.
         low: lower bounds on g.
         high: upper bounds on g.
-        pair: two records whose rows are nearly as far apart as those of any two records.
+        pair: the two records, among all sampled ones, whose rows are farthest apart.
         boxes: the number of boxes for which g was bounded.
     """
 
@@ -222,7 +222,7 @@ def norms(moves: Array, norm: str) -> Array:
 
 
 def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = None) -> Diameter:
-    """Bounds the distance of any two rows of g, or of any row and the row `fixed`.
+    """Bounds the distance of the rows g(x) of any two records, or of any row and the row `fixed`.
 
     The search halves the boxes with the largest bounds, until the bound is close to the distance of
     two known records, or until `time.monotonic()` reaches `end`.
@@ -264,7 +264,10 @@ def _hull(boxes: Boxes, low: Any = np.inf, high: Any = -np.inf) -> tuple[Array, 
 
 
 def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
-    """Returns, for each box, a bound on the distance of g over it from g over any other box."""
+    """Returns, for each box, a bound on ||g(x) - g(y)|| for x in this box and y in any box.
+
+    If `fixed` is given, y is in the boxes of `fixed`.
+    """
     count, entries = boxes.least.shape
     # If there are too many pairs of boxes, neighboring boxes are grouped, and the bounds of a group
     # replace those of its boxes.
@@ -351,7 +354,7 @@ class _Farthest:
         self.distance, self.kept = 0.0, None
 
     def sample(self, enclose: Enclosure, boxes: Boxes) -> None:
-        """Samples the middle of each box; coordinates at the end of their range are kept there."""
+        """Samples a record in each box: in each coordinate the middle, or an end of the range."""
         all_ = enclose.coordinates
         low, high = all_.whole_box()
         middle = (boxes.low + boxes.high) / 2
@@ -392,7 +395,7 @@ class _Farthest:
 
 
 class Split(NamedTuple):
-    """One part of a program, bounds on the distance of its rows, and facts for the walk."""
+    """An array computed for each record alone, the distance of its rows, and facts for the walk."""
 
     part: Part
     diameter: Diameter
@@ -407,7 +410,7 @@ def split(
     norm: str,
     end: float,
 ) -> list[Split]:
-    """Splits the box of a record for each part of a program that treats records separately.
+    """Splits the box of a record, once for each array that is computed for each record alone.
 
     Args:
         jaxpr: the program after the clamp, whose last inputs are the clamped records.
@@ -474,7 +477,7 @@ def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array
 
 
 def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
-    """Returns what is now known about a part, in the shape of its abstract value."""
+    """Returns the bounds that the search over boxes found, in the shape of the abstract value."""
     x = part.value
     assert x.axis is not None
     shape = [size for k, size in enumerate(x.shape) if k != x.axis]
@@ -513,7 +516,8 @@ def farthest_apart(
     starts = [(*pair, other) for pair in pairs for other in (*pair, (pair[0] + pair[1]) / 2)]
     best = max(starts, key=lambda x: apart(*x))
     reached, (low, high) = apart(*best), coordinates.whole_box()
-    # A coordinate with one value stays, so an empty slot stays empty.
+    # A coordinate with only one possible value, such as `present`, is not moved. So an empty slot
+    # stays empty.
     axes = np.flatnonzero(low[0] < high[0])[:_MOST_MOVED].tolist()
     for k, axis in itertools.product(range(3), axes):
         for place in {float(a * low[0, axis] + (1 - a) * high[0, axis]) for a in (0, 0.5, 1)}:

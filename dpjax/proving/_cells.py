@@ -89,7 +89,7 @@ class Cells:
         return np.where(np.asarray(d) > 0, found, 0.0)
 
     def over(self, x: Abstract) -> Abstract:
-        """Returns the abstract value, tightened by the range and the change over the cells."""
+        """Returns `x`, tightened by the range and the change that follow from these intervals."""
         base = self.base.value
         same = base.axis == x.axis and len(base.shape) == len(x.shape)
         ends = float(self.low.min()), float(self.high.max())
@@ -97,14 +97,16 @@ class Cells:
             return meet(x, *ends)
         ds = base.changed, base.others
         changed, others = ((self.farthest(d.each), math.inf, math.inf) for d in ds)
-        # A compiler may start a sum of floats at a number that the program adds later (`counted`).
+        # If the base is a sum of floats, a compiler may start this sum at a number that the program
+        # adds later (`counted`). Then other entries may change, too, so their number is not
+        # bounded.
         exact = x.shape == base.shape and (base.whole or not base.pending.starts)
         counts = [d.count if exact else math.inf for d in ds]
         return meet(x, *ends, changed, others, counts=counts)
 
 
 def _near(array: np.ndarray, size: int, pick: np.ufunc) -> np.ndarray:
-    """Returns the extremum of the entries that are at most `size` places away, for each entry."""
+    """Returns, for each entry, the extremum of the entries that are at most `size` indices away."""
     found, width, window = np.pad(array, size, mode="edge"), 1, 2 * size + 1
     while 2 * width <= window:
         found, width = pick(found[:-width], found[width:]), 2 * width
@@ -116,7 +118,7 @@ Held = Mapping[Base, Cells]
 
 
 def separated(x: Abstract) -> Held:
-    """Returns the cells of an array as a base, if its range can be cut; otherwise none.
+    """Cuts the range of an array into cells. Returns no cells if the range cannot be cut.
 
     Two uses of an entry may differ by `apart`, so each cell is widened by this number.
     """
@@ -146,8 +148,8 @@ def of_result(
     Args:
         rule: the rule of the operation, with its parameters.
         operands: the abstract value and the cells of each operand.
-        chooses: whether the operation is a `select`, for which cases that are not chosen do not
-            matter.
+        chooses: whether the operation is a `select`, whose result does not depend on the cases that
+            it does not choose.
     """
     bases = list(dict.fromkeys(base for _, held in operands for base in held))
     made = dict[Base, Cells]()
@@ -160,7 +162,8 @@ def of_result(
         )
         if good.any():
             made[base] = Cells(base, low, high, good, alone)
-    # Cells that bound how the array changes come first, because the number of bases is limited.
+    # The number of bases is limited. If the array depends on a base alone, its cells also bound how
+    # the array changes, so such a base comes first.
     kept = sorted(made.items(), key=lambda pair: not pair[1].alone)
     return dict(kept[:_MOST_BASES])
 
@@ -186,8 +189,8 @@ def _by_cell(
     )
     for k in range(1, len(operands) if chooses else 0):
         # If a case is certainly not chosen in a cell, its interval in this cell does not matter, so
-        # an unknown interval is replaced by 0. A known interval is not changed, because another
-        # operand may be the same array.
+        # an unknown interval is replaced by 0. A known interval is kept: if the same array is also
+        # another operand, that operand needs its interval.
         left = goods[0] & ~goods[k] & ((lows[0] > k - 1) | (highs[0] < k - 1))
         goods[k] |= left
         lows[k][left] = highs[k][left] = 0.0
@@ -199,7 +202,8 @@ def _by_cell(
 
         If the rule refuses them, this tries each half of the cells.
         """
-        # If an array occurs twice among the operands, the rule must get the same object twice.
+        # If an array occurs twice among the operands, the rule must get the same object twice,
+        # because rules recognize x * x by its identity.
         arrays = dict[Abstract, Abstract]()
         for a, b, one in zip(lows, highs, operands, strict=True):
             arrays[one[3]] = _array(a[places], b[places], one[3])
@@ -242,7 +246,8 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
 
     An entry of the result may change wherever an entry of an operand changes.
 
-    Its range covers the cells whose intervals are known, so it is valid only if all of them are.
+    Its range covers only the cells whose intervals are known. So it is valid only if the intervals
+    of all cells are known.
     """
     xs = aligned(*operands)
     # If all cells of some base are known, only such bases are used, because the known cells of

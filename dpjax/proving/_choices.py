@@ -29,7 +29,11 @@ Sure = Callable[[Abstract, Abstract, float], tuple[np.ndarray, np.ndarray]]
 
 
 def less(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """Compares a < b. The answer is not sure within the gap: total order puts -0 before 0."""
+    """Compares a < b.
+
+    If a and b may be closer than `gap`, the answer is not sure: a device may flush them to -0 and
+    0, and total order puts -0 before 0.
+    """
     return a.high + gap < b.low, a.low >= b.high + gap
 
 
@@ -45,7 +49,8 @@ def compare(
 ) -> Abstract:  # fmt: skip
     """Returns the value of a comparison. If an operand changes, an answer may change by 1.
 
-    `swapped` and `negated` turn b < a into a > b, a >= b and a <= b, and a == b into a != b.
+    `swapped` and `negated` turn a < b into the comparisons a > b, a >= b and a <= b. `negated`
+    turns a == b into a != b.
 
     Without NaN, an array equals itself. A comparison with NaN is false, except that a != b is true.
 

@@ -162,7 +162,7 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
 
 def vanishing(x: Abstract, bits: float) -> Abstract:
-    """Returns the product x with an additional error, for factors that are flushed to 0 early.
+    """Returns the product x, with the error that arises if a factor is flushed to 0 early.
 
     A device may flush a factor to 0 before it is multiplied by the other factors.
 

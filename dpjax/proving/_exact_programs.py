@@ -35,8 +35,8 @@ class VarianceOf:
 
     Attributes:
         kind: the exact variance.
-        source: the index of the operation that computes the variable, or -k for input k counted
-            from the end.
+        source: the index of the operation that computes the variable; -k if the variable is the
+            k-th input from the end.
         output: which of the results of this operation it is.
     """
 
@@ -65,7 +65,7 @@ class VarianceOf:
         return operations[self.source].outvars[self.output]
 
 
-# What replaces an operation.
+# The exact form that replaces an operation in a program.
 Planned = ExactSums | ExactScatter | VarianceOf
 Sums = dict[Path, Planned]
 
@@ -83,7 +83,7 @@ def planned(equation: Equation, operands: Sequence[Abstract]) -> Planned | None:
 
 
 def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
-    """Adds the exact form of an operation. In a loop, its range includes that of earlier steps."""
+    """Stores the exact form of an operation. In a loop, its range covers the terms of all steps."""
     old = sums.get(path)
     if not isinstance(plan, VarianceOf) and type(old) is type(plan):
         plan = dataclasses.replace(plan, exponent=max(plan.exponent, old.exponent))  # type: ignore[union-attr]

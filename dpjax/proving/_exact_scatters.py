@@ -31,7 +31,8 @@ class ExactScatter(Named):
     """A scatter-add of rows of records, whose entries are within [-2^exponent, 2^exponent].
 
     The entries are split into digits. Integer sums of digits do not depend on the order of records.
-    The total is computed from them in float64. `mode` is an index in the list of modes of scatters.
+    The total is computed from them in float64. `mode` is the index of JAX's mode of the scatter in
+    `_MODES`.
     """
 
     exponent: int
@@ -86,9 +87,9 @@ def scattered_exactly(
 ) -> Abstract:
     """Returns the abstract value of an exact scatter.
 
-    If a record changes, only the integers at its old and its new index change. So at most two rows
-    change, and only these two are rounded differently. Each number of the record is rounded to the
-    grid.
+    Each number of a record is rounded to a grid, and the resulting integers are added up at the
+    index of the record. If a record changes, only the sums at its old and its new index change. So
+    at most two rows change, and only these two are rounded differently.
     """
     numbers = kind.numbers(places, updates)
     size, _ = check_scatter(start, places, updates, numbers, _MODES[kind.mode])

@@ -37,8 +37,8 @@ _WORTH_IT = 2.0**-7
 # All columns share one grid. If the ranges of two columns differ by more than this factor, the
 # smaller column would lose digits, so the sum stays a sum of floats.
 _MOST_UNLIKE = 16.0
-# If digits of different copies of terms may change a sum by more than this fraction of a term, the
-# sum is wide.
+# A compiler may compute a term again for each of its digits, and round it differently. If this may
+# change a sum by more than this fraction of the range of a term, the sum is `wide`.
 _MOST_MISMATCH = 2.0**-8
 # The relative error of a few operations in float64. It is tiny compared with the rounding of
 # float32.
@@ -71,10 +71,11 @@ class Named:
 class ExactSums(Named):
     """Sums of terms within [-2^exponent, 2^exponent], divided by a number above 0.
 
-    They compute 2^exponent S / divisor, where S is a sum of terms rounded to a grid, an integer
-    number of steps. The terms are split into digits, so short that sums of digits fit into
-    integers. The total is computed in float64, with an error of a few units in the last place, and
-    rounded to the dtype of the terms. Subclasses say which terms are added.
+    They compute 2^exponent S / divisor. Here S is the sum of the terms divided by 2^exponent, each
+    rounded to an integer number of small steps (a grid). Each term is split into digits that are so
+    short that sums of digits fit into integers. The total is computed in float64, with an error of
+    a few units in the last place, and rounded to the dtype of the terms. Subclasses say which terms
+    are added.
 
     If a compiler computes a term again for each digit, digits of different copies may not fit
     together. A `wide` sum has a single digit of 64 bits, which takes up to five times as long.
@@ -94,7 +95,7 @@ class ExactSums(Named):
         raise NotImplementedError
 
     def of_floats(self, x: Abstract, sums_of: "SumsOf") -> Abstract:
-        """Returns the abstract value of the same sums of floats with another rounding error."""
+        """Returns the abstract value of the same sums, with the rounding errors from `sums_of`."""
         raise NotImplementedError
 
     def check(self, x: Abstract) -> None:
@@ -149,7 +150,7 @@ def total_of_digits(
     """Returns sums of up to `count` terms in [-2^exponent, 2^exponent], in float64.
 
     Sums of digits are exact. Adding these sums in float64 has an error of a few units in the last
-    place of the largest one. With a precision, terms are converted to float64 before.
+    place of the largest one. If a precision is given, the terms are first converted to float64.
     """
     if precision is not None:
         terms = lax.convert_element_type(terms, jnp.float64)
@@ -168,11 +169,11 @@ def worth_it(count: int, dtype: np.dtype) -> bool:
 def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
     """Returns the abstract value of exact sums.
 
-    They are the same sums of other terms: of the terms rounded to the grid. Rounding to the grid
-    changes a term by at most half a step. So if a term changes by d, its integer changes by at most
-    d + step, in units of the terms, and a term that does not change has the same integer. If
-    `apart` is above 0, a compiler may compute a term again for each digit, and round it
-    differently. Then a digit may differ by 1. The total is rounded once, to the nearest float.
+    These are the same sums, but of terms that are rounded to a grid. Rounding to the grid changes a
+    term by at most half a step. So if a term changes by d, the rounded term changes by at most d +
+    step. If a term does not change, the rounded term does not change. If `apart` is above 0, a
+    compiler may compute a term again for each digit, and round it differently. Then a digit may
+    differ by 1. The total is rounded once, to the nearest float.
     """
     count = kind.count(x.shape)
     if x.nan or x.pending.coarse or not kind.divisor > 0:
@@ -195,7 +196,7 @@ def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
 def _on_the_grid(x: Abstract, kind: ExactSums, off: float) -> Abstract:
     """Returns the abstract value of the terms on the grid, divided by the divisor.
 
-    A term that is 0 is on the grid.
+    A term that is always 0 is on the grid, so it has no error.
     """
     scale, off_grid = 1 / kind.divisor, np.where(x.magnitude > 0, off, 0.0)
     low, high = rounding.widened(x.low - off_grid, x.high + off_grid, np.zeros(()))
@@ -232,8 +233,9 @@ def most_off(x: Abstract, count: int, exponent: int, *, wide: bool = False) -> f
     step = 2.0 ** (exponent - bits * (1 if wide else digits_in(bits, dtype)))
     if wide:
         return step / 2
-    # If two floats differ by a fraction of the last digit that no float near the last digit can
-    # differ by, they are so small that all of their digits are 0.
+    # Two different floats of magnitude m differ by at least m 2^-(nmant + 1). So if two copies of a
+    # term differ by much less than step 2^-nmant, they are equal, or far below one step, and then
+    # all of their digits are 0.
     differ = x.apart * 2.0 ** (float_limits(x.dtype).nmant + 4) > step
     return step / 2 + (_mismatch(x, exponent, bits) if differ else 0.0)
 
@@ -244,7 +246,7 @@ def _mismatch(x: Abstract, exponent: int, bits: int) -> float:
 
 
 def needs_width(x: Abstract, axes: Sequence[int], exponent: int, count: int) -> bool:
-    """Whether copies of terms that differ would matter in a sum over axes."""
+    """Whether a sum over axes must be `wide`, because the copies of its terms may differ."""
     if x.dtype != np.float32 or not x.apart:
         return False
     by_record = x.axis in axes and x.others.is_zero
@@ -323,7 +325,7 @@ def planned_product(
     exponent = _exponent(largest, least, count, first, second)
     if exponent is None:
         return None
-    # A product differs between copies by its own rounding, and by the differences of its factors.
+    # Two copies of a product differ by their own rounding, and by the differences of its factors.
     apart = first.apart * largest_b + second.apart * largest_a + 8 * rounding.unit(first.dtype)
     wide = any(
         needs_width(dataclasses.replace(x, apart=apart), axes, exponent, count)
@@ -335,9 +337,9 @@ def planned_product(
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
-    """Returns the largest and the smallest, over columns, of a column's largest magnitude.
+    """Returns the maximum and the minimum over columns of the largest magnitude in a column.
 
-    Columns of zeros are ignored.
+    The minimum ignores columns of zeros.
     """
     columns = np.max(x.magnitude, axis=tuple(axes))
     moving = columns[columns > 0]

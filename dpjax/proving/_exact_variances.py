@@ -140,7 +140,7 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
 
 
 def _off_grid(n: int, exponent: int) -> float:
-    """Bounds the distance of a term from its digits, if each digit is computed separately."""
+    """Bounds how far a term is from the number that its separately computed digits represent."""
     bits = bits_of_a_digit(n, _FLOAT64)
     length = bits * math.ceil((float_limits(_FLOAT64).nmant + 2) / bits)
     return 2.0 ** (exponent - length - 1) + 2 * 2.0 ** (exponent - bits)

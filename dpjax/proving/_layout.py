@@ -137,7 +137,7 @@ def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **
 def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
     """Returns the axis of records after a reshape.
 
-    It must have the same length as before, and as many entries must come before it.
+    This axis must keep its length, and the axes before it must keep their number of entries.
     """
     ahead, n = math.prod(before[:axis]), before[axis]
     for k, size in enumerate(after):
@@ -260,7 +260,10 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
 
 
 def _may_be_one(parts: Sequence[Abstract]) -> bool:
-    """Whether a compiler may notice that all entries are equal, and use padding instead."""
+    """Whether a compiler may notice that all entries of these arrays are equal.
+
+    Then it may use padding instead of these arrays.
+    """
     if not parts or not all(x.is_public or x.pending.hidden for x in parts):
         return False
     return max(float(x.low.max()) for x in parts) <= min(float(x.high.min()) for x in parts)

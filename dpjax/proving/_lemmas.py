@@ -40,9 +40,9 @@ def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
     variance is multiplied by n / (n - c).
 
     In floats, let e be the error of the computed mean. |e| is at most (gamma_n + 16 u) max|x|,
-    where u is the unit roundoff, and gamma_n the relative error of a sum of n terms. The mean of
-    (x_j - m - e)^2 exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. The relative
-    rounding error of this bound is added.
+    where u is the unit roundoff, and gamma_n the relative error of a sum of n terms. Let M be the
+    exact mean of all records. The mean of (x_j - M - e)^2 exceeds the variance by e^2, so it is at
+    most w^2 / 4 + e^2. The relative rounding error of this bound is added.
     """
     n = x.n
     if not 0 <= correction <= n - 1:
@@ -121,9 +121,10 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
 def _centered(
     x: Abstract, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns widths of ranges, errors of computed means, and a relative error.
+    """Returns the widths of ranges, the errors of computed means, and a relative error.
 
-    The latter is that of sums of squares around the mean; it is infinite if it would be too large.
+    The relative error is that of a sum of squares around the mean. It is infinite if no lemma
+    applies, because it would be too large.
     """
     gamma = rounding.sum_units(x.n, x.dtype)
     off = _mean_error(x, np.maximum(np.abs(low), np.abs(high)))
@@ -172,7 +173,9 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
 
 
 def pooled(s: Abstract, x: Abstract) -> Abstract | None:
-    """Returns the value of softmax(s) @ x: a mean of x with weights exp(s_i), or one for each row.
+    """Returns the value of softmax(s) @ x: a mean of x with weights exp(s_i).
+
+    If s is a matrix, the result is one mean for each row of s.
 
     Let W be the width of the range of s. One of n weights is at most the fraction t = e^W / (n - 1
     + e^W) of their sum. Let m be the same mean without record i. Then the mean is m + t_i (x_i -
@@ -345,8 +348,8 @@ def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.
         return 2 * each, 2 * each
     ordered = np.sort(each, axis)
     first, second = (np.take(ordered, [k], axis) for k in (-1, -2))
-    # The largest change of another entry is the largest of all changes, except for the one entry
-    # that alone changes the most.
+    # For each entry, `other` is the largest change of any other entry: the second largest change
+    # for the entry that alone changes the most, and the largest change for all others.
     other = np.where((each == first) & (first != second), second, first)
     return each + other, first + second
 

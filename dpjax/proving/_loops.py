@@ -324,7 +324,7 @@ class LongLoop:
         return total if zero and not terms.pending.starts else _sum(self.start[k], total)
 
     def _sums(self, k: int, terms: Abstract) -> Abstract:
-        """Returns the carry after each step."""
+        """Returns a carry that is a sum, after each step."""
         if math.prod(terms.shape) > _MOST_SUMS:
             raise RefusalError(
                 "a loop with so many partial sums is not supported in proofs: sum the terms "
@@ -524,7 +524,8 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
     """Whether a step from `taken` leads into `taken`.
 
-    It is False if `_met` had to change a value, because the walk was for the original one.
+    It is False if `_met` had to change a value, because the step was walked from the original
+    value.
     """
     same = all(x is m.value for x, m in zip(taken, met, strict=True))
     return same and all(_inside(m.after, m.before) for m in met)
@@ -535,9 +536,10 @@ def _inside(inner: Numbers, outer: Numbers) -> bool:
 
 
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
-    """Returns e r + e r^2 + ..., if two successive excesses are e and e r.
+    """Extrapolates by how much all later steps together will exceed the current bounds.
 
-    If r >= 1, it returns a large number.
+    If the last two steps exceeded them by e and e r, the result is e r + e r^2 + ... If r >= 1, it
+    is a large number.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(first > 0, second / first, 1.0)

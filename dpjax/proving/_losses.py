@@ -33,7 +33,7 @@ _WORTH_SAYING = 1.5
 
 @dataclasses.dataclass
 class Losses:
-    """A function that adds lines to a proof which say where it is loose.
+    """A function that adds lines to the steps of a proof, to say which of them are loose.
 
     The lines are computed once, when they are first needed.
     """

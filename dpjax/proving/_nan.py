@@ -63,7 +63,7 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
 def rearranged(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
     """Returns the result of an operation that moves entries to other indices.
 
-    So the result is a new source of NaN.
+    Its NaN are at other indices than those of the operand. So it is a new `Source` of NaN.
     """
     return dataclasses.replace(found, nan=Source.new())
 

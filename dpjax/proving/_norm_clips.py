@@ -171,7 +171,7 @@ class Search:
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
     def mean(self, at: At, whole: Atom) -> _Norm | None:
-        """Returns the sum of the array `whole` over some axes, times a factor; else None."""
+        """If a variable is a sum of `whole` over some axes times a factor: this sum. Else None."""
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
@@ -262,7 +262,8 @@ class Search:
             return False, None
         if self.is_x(squared):
             return True, _sum_of(self.x, node.equation)
-        # Here, each record was reshaped to a vector before it was squared.
+        # The other form that is supported: each record is reshaped to a vector before it is
+        # squared.
         shape, flat = aval(self.x).shape, self.node(squared)
         rows = (shape[0], math.prod(shape[1:])) if shape else ()
         if flat.name != "reshape" or aval(flat.equation.outvars[0]).shape != rows:
@@ -285,7 +286,7 @@ class Search:
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: At) -> _Norm | None:
-        """Returns the norm of x with a factor beta, if a variable is at most beta over it."""
+        """If a variable is at most beta / ||x||: the norm of x with the factor beta. Else None."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -352,10 +353,11 @@ class Search:
         return None
 
     def shortened(self, at: At) -> "tuple[_Norm, At, float | None] | None":
-        """If x is divided by its norm: the norm with the length of the result, and the divisor.
+        """If a variable is x divided by its norm: the norm, the divisor, and a factor of x.
 
-        The third value is the factor of x in a quotient, or None if x is multiplied by a
-        reciprocal.
+        The factor of the norm is a bound on the norm of the result. If x is not divided, but
+        multiplied by a reciprocal, this reciprocal takes the place of the divisor, and the factor
+        of x is None. For other variables, the result is None.
         """
         node = self.node(at)
         if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
@@ -550,7 +552,7 @@ def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float)
 
 def error_of(x: Abstract, count: int) -> float:
     """Returns the relative error of a computed norm of `count` numbers."""
-    # The elementary function is one rsqrt.
+    # `elementary` covers one rsqrt, and `DIVISION` covers every other operation.
     units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)
     return rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
 
@@ -570,8 +572,8 @@ def _clip(
     if divides:
         radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
-        # Groups with a norm below `short` remain short after scaling. For groups with larger norms,
-        # underflow is negligible.
+        # If the norm of a group is below `short`, the norm of the product is below short * most. If
+        # it is larger, the underflow of squares is negligible.
         short = 2.0**20 * vanished
         most = float(by.high.max()) * (1 + theta)
         radius = max(norm.factor / (1 - 2 * theta - 2.0**-20), short * most) + slack * most

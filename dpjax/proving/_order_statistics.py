@@ -104,7 +104,7 @@ def is_sorted(x: Abstract) -> bool:
 def _started(
     x: Abstract, name: str, params: Mapping[str, Any], rest: Sequence[Abstract], found: Abstract
 ) -> Combination | None:
-    """Returns entries of a sorted vector as combinations of it."""
+    """Returns entries of a sorted vector x: an entry has weight 1 at each index it may have."""
     if math.prod(found.shape) * x.shape[0] > _MOST_WEIGHTS:
         return None
     off = float(rounding.up(x.apart + 4 * rounding.tiny(x.dtype)))

@@ -102,7 +102,8 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract |
     This is true in l1, l2 and linf: ||sort x - sort y||_p is the smallest ||x - P y||_p over all
     permutations P (rearrangement inequality).
 
-    If other arrays are sorted by x, only their ranges bound how much their entries change.
+    If other arrays are reordered in the same way as x, only their ranges bound how much their
+    entries change.
     """
     if not others:
         return _sorted(x, dimension)
@@ -136,10 +137,11 @@ def _may_be_zero(x: Abstract) -> bool:
 
 
 def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
-    """The k largest numbers move like sorted numbers. Their indices may change arbitrarily.
+    """Returns the k largest numbers, which change like sorted numbers, and their indices.
 
-    XLA sorts in the total order, where -0 is below 0. Two numbers that are equal, such as 0 x for
-    two records x, may differ in their signs. So where numbers may be 0, an index may always change.
+    If a number changes, an index may become any other index. XLA sorts in the total order, in which
+    -0 is below 0. Two zeros, such as 0 x for two records x, may differ in their signs. So where
+    numbers may be 0, an index may always change.
     """
     axis = axis % len(x.shape)
     values = place(_sorted(x, axis), axis, 0, k)

@@ -102,7 +102,7 @@ def _traced(function: Function, *operands: Any, **static: Any) -> jex.Jaxpr:
 def _reference(
     function: Function, shape: tuple[int, ...], dtype: np.dtype, x64: bool, **static: Any
 ) -> tuple[list[str], str]:
-    """Returns the names of the operations of a function of one array, and its fingerprint."""
+    """Traces a function of one array. Returns the names of its operations, and its fingerprint."""
     del x64  # `x64` is only a key of the cache, because tracing depends on it.
     whole = _traced(function, jax.ShapeDtypeStruct(shape, dtype), **static)
     # A function under `jit` is traced to a single operation, which calls its inner program.
@@ -286,7 +286,8 @@ def improved(
 def _distance(program: Program, atom: Atom, values: Values) -> float | None:
     """Bounds how much the largest entry of s - c, c - s or |s - c| changes, for a sorted vector s.
 
-    The same is true of the maximum of several such arrays. The result is None for others.
+    The vector c is public. The bound is also valid for the maximum of several such arrays. The
+    result is None for other arrays.
     """
     made = program.definition(atom)
     if made is None:

@@ -5,8 +5,8 @@ several operations:
 
 - *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also does this if operations
   between the two additions cancel each other, such as products with 2 and with 1/2, or log and exp.
-  So the result of an operation has the `shift` of its operands, unless no other operation can
-  cancel it.
+  So an operation passes the `shift` of its operands (the sum of added constants) to its result,
+  except an operation that no other can cancel.
 - *Sums.* The accumulator of a scatter or of a matrix product may start at a number that the program
   adds later. If this number is large, each of the N additions rounds a large number. A sum of sums
   may become one sum of all terms.
@@ -65,7 +65,7 @@ def carried(
     if merging.kind == "power" or (merging.kind == "product" and squares):
         old = old.having(starts=frozenset((_Power(token), n) for token, n in old.starts))
     elif merging.kind == "reduction" and math.prod(found.shape) < math.prod(operands[0].shape):
-        # After the results of a power were summed, no other operation can cancel the power.
+        # If the results of a power were summed, no later operation can cancel this power.
         starts = frozenset(pair for pair in old.starts if not isinstance(pair[0], _Power))
         old = old.having(starts=starts, load=old.load if starts else 0.0)
     shift, scale = _shift(merging, operands), _scale(merging, operands)
@@ -88,10 +88,15 @@ class _Power(NamedTuple):
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
     """Returns the flags of a result.
 
-    If no other operation can cancel an operation, a compiler does not remove it, except comparisons
-    of booleans. So the operation hides padding and truncation from the compiler. But a compiler
-    knows that for integers x - x is 0 and x == x is true, and that squares are at least 0. Indices
-    of a gather or a scatter are not entries of the result, so their truncation does not matter.
+    A compiler does not remove an operation that no other can cancel, except comparisons of
+    booleans. Such an operation hides the padding and the truncation of its operands from the
+    compiler.
+
+    `hidden` is set if a compiler may know a result although its range does not show it: for
+    integers, x - x is 0 and x == x is true, and a square is never below 0.
+
+    Indices of a gather or a scatter are not entries of the result, so their truncation does not
+    matter.
     """
     flags = Pending.flags(x.pending for x in (found, *operands))
     if not merging.undone and not any(x.dtype.kind == "b" for x in operands):
@@ -139,7 +144,7 @@ def _first_factor(merging: Merging, operands: Sequence[Abstract]) -> float:
 
 
 def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, float]:
-    """Returns the pending operations of a + b, and its error if it becomes one sum."""
+    """Returns the pending operations of a + b, and its error if a compiler merges it into a sum."""
     xs = first, second
     shift = sum(float(x.magnitude.max()) if x.is_public else x.pending.shift for x in xs)
     starts = first.pending.starts | second.pending.starts
@@ -213,7 +218,7 @@ def _size(x: Abstract) -> float:
 def _largest(x: Abstract, *, inverted: bool = False) -> float:
     """Returns a bound on a public factor, or on its inverse.
 
-    For private arrays, which cannot cancel, the result is 1.
+    The result is 1 for private arrays, because a product with a private array cannot be canceled.
     """
     sizes = x.magnitude[x.magnitude > 0]
     if not x.is_public or not sizes.size:

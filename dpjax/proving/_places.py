@@ -14,8 +14,8 @@ from dpjax.proving._rows import as_dense
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, make, result_of
 
 _MOST_ROWS = 128
-# The largest difference of two values that a public index may have, if the program computes it in
-# floats.
+# If a program computes a public index in floats, rounding may lead to several values. This is the
+# largest difference of two of them that is supported.
 _MOST_OPEN = 4
 
 
@@ -217,9 +217,9 @@ def check_scatter(
 
 
 def moved_rows(places: Abstract, updates: Abstract, size: Sequence[int], off: float = 0.0) -> Moves:
-    """Returns how much exact sums by place change.
+    """Bounds how much the sums at each index change if one record changes.
 
-    Each number of a record has an error of up to `off`.
+    Each number of a record has an error of up to `off`. The rounding of the sums is not included.
     """
     d, width = updates.changed, math.prod(size)
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size)) + off
@@ -329,8 +329,8 @@ def scatter_add(
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
-    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. All entries of
-    # the result together are sums of n rows and of the entries of `start`.
+    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. Together, all
+    # entries of the result add up each of the n rows once, and the entries of `start`.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)

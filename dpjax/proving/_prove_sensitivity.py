@@ -90,11 +90,11 @@ def prove_sensitivity(
         relation: which databases are neighbors. None takes the relation of an open ledger, or else
             replace-one. Under add-or-remove-one, `records` are `dpjax.queries.PaddedRecords`, n is
             the number of slots, and `bounds` are bounds on the records alone.
-        effort: seconds, including compilation, in which the box of one record is split. Splitting
-            tightens the bound of a function that is computed for each record alone, before its
-            values are added up or combined in another way. More time may give a smaller bound,
-            which is valid whenever the search stops. The search stops early if the bound is within
-            a factor 1.01 of the distance of two records. None does not split the box.
+        effort: seconds, including compilation, to split the box of all possible records into small
+            boxes. This tightens the bound of a function that is computed for each record alone,
+            before its values are added up or combined in another way. More time may give a smaller
+            bound, which is valid whenever the search stops. The search stops early if the bound is
+            within a factor 1.01 of the distance of two records. None does not split the box.
 
     Returns:
         A `Sensitivity` with gamma 0, method "proved", and `explain()`. With `effort`, it also says
@@ -114,7 +114,7 @@ def prove_sensitivity(
         fills empty slots with a public row: 0 if the bounds allow it. `privatize` clamps the
         database first, so nothing is assumed about the data: infinities and outliers become public
         numbers, and so does NaN unless the bounds allow missing numbers. The bound includes
-        rounding in the dtype sums in any order, fused products, subnormal numbers that are flushed
+        rounding in the dtype, sums in any order, fused products, subnormal numbers that are flushed
         to 0, and 64 eps for elementary functions (512 in float64). Releases run on CPUs and GPUs
         only, and convolutions on CPUs only. The proof assumes four things. XLA runs without fast
         math. XLA compiles the program correctly; dpjax refuses programs that XLA is known to

@@ -61,7 +61,7 @@ class _Sum(NamedTuple):
         terms: one array, or two arrays whose product is summed.
         form: facts about the sum. Two sums with equal facts add up terms at the same indices.
         places: for a sum by place, the place of each term.
-        more: arrays of the same shape that are added to the terms.
+        more: arrays of the same shape whose sums are added to this sum.
     """
 
     terms: tuple[At, ...]
@@ -458,8 +458,8 @@ def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | No
     if found.spread == "all":
         l1, l2 = float(most.sum()), rounding.norm2(most)
     else:
-        # At most two places change, or all shares by at most two parts. But a float sum may be
-        # rounded differently at every place.
+        # At most two places change, or shares change by at most twice the bound on one share in l1.
+        # But a float sum may be rounded differently at every place.
         count = min(2, entries)
         l1, l2 = float(most.max()) * count, float(most.max()) * math.sqrt(count)
     room = 1 + (entries + 100) * 2.0**-52

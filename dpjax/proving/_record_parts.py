@@ -88,8 +88,8 @@ class Part:
     """A part of a program that is computed for each record alone.
 
     Attributes:
-        keys: the places of the part in the walk. There are several if an inner program returns the
-            part.
+        keys: the results in the walk that are this array. There are several if an inner program
+            returns it.
         value: its abstract value over the whole box.
         empty: an abstract value that contains the row of an empty slot.
     """
@@ -102,8 +102,8 @@ class Part:
 class RecordWalk(PaddedWalk):
     """A walk that finds the parts of a program.
 
-    Facts about `slots` prove that all rows have the same g, and facts about `others` prove that g
-    reads one record.
+    A part is an array whose row for record i is g(record i). The field `slots` proves that g is the
+    same for all rows, and the field `others` proves that g reads one record alone.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,8 @@ class RecordWalk(PaddedWalk):
             tiny = max((rounding.tiny(z.value.dtype) for z in operands), default=0.0)
             relative, absolute = (0.0, max(x.apart, y.apart)) if x.off is None else x.off
             merging = 2.0**-43 if relative or absolute + more > 2.0**-100 else 0.0
-            # This part covers the error of the evaluation itself, which is in float64.
+            # The factor `own` also covers the error of the same operation in float64, which
+            # `enclosed` uses.
             double = np.dtype(float) in (x.dtype, *(z.value.dtype for z in operands))
             own = 2.0 if double else 1 + 2.0**-16
             charges = own * relative, own * (absolute + more), merging
@@ -315,7 +316,7 @@ def _constant(number: Any, count: int) -> Form:
 def _ends(
     equation: Equation, operands: list[Ends], path: Key, facts: dict[Key, Fact]
 ) -> list[tuple[Ends, Any] | None]:
-    """Returns the ends of an operation's results, and their errors; None where unknown."""
+    """Returns the ends of an operation's results, and their errors; None for unknown results."""
     name = equation.primitive.name
     keys = [(*path, k) for k in range(len(equation.outvars))]
     rule = _RULES.get(name)

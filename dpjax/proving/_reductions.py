@@ -228,7 +228,8 @@ def cumulative_sum(
         l1, l2 = c.l1 + rest * o.l1, c.l2 + rest * o.l2
         changed = others = moved(c.each + rest * o.each, l1, l2, math.sqrt(count))
     else:
-        # The second bound in l2 adds up the changes of all results by one entry after the other.
+        # There are two bounds in l2. For the second one: an entry that changes by d changes all
+        # results together by at most sqrt(N) d in l2, and these norms add up over the entries.
         changed, others = (
             moved(
                 rounding.up(added(d.each) * room),
@@ -362,8 +363,8 @@ def contract(
     if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
         start = start.having(terms=terms, weight=start.load)
     off = None
-    # This covers the rounding of each product and of the sum. It does not cover integers that were
-    # converted to floats, because that conversion was rounded before.
+    # `off` covers the rounding of each product and of the sum. It is not set if integers were
+    # converted to floats above, because it would not cover the rounding of this conversion.
     if found.off is not None and products.off is not None and len(kinds) == 1:
         (gamma, flush), (relative, absolute) = found.off, products.off
         off = gamma + relative * (1 + gamma), flush + 2 * math.prod(terms_of) * absolute
@@ -413,7 +414,7 @@ def _within_norms(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the range of a dot product, by |a . b| <= |a| |b|.
 
-    Each factor is a part of a row, or its range is known.
+    The norm of a factor is at most the norm of its row, and at most what its range allows.
 
     A factor is given by the array, by the same array with all axes of the products, and by the
     summed axes of the array.

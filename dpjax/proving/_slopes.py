@@ -283,7 +283,7 @@ def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_
 def _selected(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
 ) -> Sloped | None:
-    """Returns the slopes of a `select_n` by a boolean; infinite where it is not known."""
+    """Returns the slopes of a `select_n`; they are infinite where its boolean is not known."""
     (surely, maybe), *cases = forms[0].ends, *(f.ranked(out[0].ndim) for f in forms[1:])
     if surely.dtype != bool or len(cases) != 2:
         return None

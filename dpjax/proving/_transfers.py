@@ -27,7 +27,7 @@ Transfers = Mapping[Abstract, bool]
 def transfer(
     name: str, params: Mapping[str, Any], operands: Sequence[Abstract], found: Abstract
 ) -> bool | None:
-    """Whether a record that leaves one count joins another; None if the result is no counts."""
+    """Whether a record that leaves one count joins another; None if `found` has no counts."""
     if not found.whole or found.axis is not None or found.apart:
         return None
     if name == "reduce_sum":

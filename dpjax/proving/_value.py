@@ -15,9 +15,10 @@ variable x of the program. It represents a set of families of arrays x(D), its *
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) is constant along axis j.
 5. No row of x(D) has an l1 norm above `l1_of_row`, or an l2 norm above `l2_of_row`.
 6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
-7. Two uses of one entry of x(D) differ by at most `apart`. If `off` is (r, a), the operation that
-   computed x errs by at most r |v| + a alone, for the exact result v of its computed operands. For
-   a sum of terms t, |v| is the sum of |t|.
+7. Two uses of one entry of x(D) differ by at most `apart`. If `off` is (r, a), let v be the exact
+   result of the operation that computed x, for its computed operands. Then the rounding error of
+   this operation alone is at most r |v| + a. For a sum of terms t, |v| is replaced by the sum of
+   |t|.
 8. If `nan` is not empty, entries may also be NaN, and 1, 2, 3, 5 and 7 are about the other entries.
    An entry is NaN if and only if the same entry of a `Source` in `nan` is NaN. A source is an array
    of the same shape. An entry that is NaN on only one database counts as an entry that moves, so
@@ -104,7 +105,10 @@ class Pending:
 
     @staticmethod
     def of_sum(count: int, load: float) -> "Pending":
-        """Returns the pending operations of a new sum, which may start at a later summand."""
+        """Returns the pending operations of a new sum.
+
+        A compiler may start this sum at a number that the program adds later.
+        """
         return Pending(starts=frozenset([(object(), count)]), load=load)
 
     @staticmethod
@@ -200,7 +204,8 @@ def difference(
     room = 1 + (each.size + 100) * 2.0**-52
     if each.size == 0:
         return Difference(each, 0.0, 0.0, 0.0)
-    #   d  _2 <=   d  _1 <= sqrt(entries)   d  _2, and no entry exceeds   d  _2.
+    # For the change d of a row: ||d||_2 <= ||d||_1 <= sqrt(entries) ||d||_2, and no entry of d
+    # exceeds ||d||_2.
     l1 = min(l1, float(each.sum()) * copies * room)
     l2 = min(l2, l1, rounding.norm2(each, copies) * room)
     l1 = min(l1, math.sqrt(math.prod(counted)) * l2 * room)
@@ -403,7 +408,7 @@ def make(
 ) -> Abstract:
     """Makes an abstract value. The width of its range also bounds differences and `apart`.
 
-    `counts` bounds how many entries differ in the changed row, and in any other row.
+    `counts` are bounds on how many entries differ in the changed row, and in any other row.
 
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.

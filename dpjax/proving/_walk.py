@@ -114,13 +114,14 @@ class Walk:
     inexact: dict[Path, str] = dataclasses.field(default_factory=dict)
     # Tighter facts about parts of a program, found by splitting the box of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
-    # The cells of arrays (`_cells.py`).
+    # The intervals of each array on the cells of its base arrays (`_cells.py`).
     held: dict[Abstract, cells.Held] = dataclasses.field(default_factory=dict)
     # The arrays that are combinations of order statistics.
     mixtures: dict[Abstract, Combination] = dataclasses.field(default_factory=dict)
-    # The sorted vectors of arrays, so that a vector that is sorted twice has one abstract value.
+    # Maps an array to its sorted array. So if a program sorts an array twice, both results have the
+    # same abstract value.
     sorts: dict[Abstract, Abstract] = dataclasses.field(default_factory=dict)
-    # The counts of records, with whether a record that leaves one of them joins another.
+    # Arrays of counts of records, with whether a record that leaves one count joins another.
     transfers: dict[Abstract, bool] = dataclasses.field(default_factory=dict)
     # The arrays that are parts of a softmax.
     softmaxes: dict[Abstract, Mark] = dataclasses.field(default_factory=dict)
@@ -136,7 +137,7 @@ class Walk:
     def known_in_part(
         self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]
     ) -> list[Any]:
-        """Returns the same as `run`, but inputs and outputs may be known in only some cells."""
+        """Returns the same as `run`, but inputs and outputs may have bounds in some cells only."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
         program, outer, line = Program(jaxpr), self.path, self.line
@@ -260,7 +261,8 @@ class Walk:
     ) -> list[Any] | None:
         """Returns the result of an elementwise operation, tightened by its cells.
 
-        If its rule refuses, but some cells are known, the refusal is stored in the result.
+        If its rule refuses, but there are bounds in some cells, the refusal is stored in the
+        result.
         """
         operation = operation_of(equation.primitive.name)
         elementwise = operation.rule is not None and operation.slots is at_one_place
@@ -283,7 +285,8 @@ class Walk:
         try:
             if made is None:
                 dtypes = {dtype, *(x.dtype for x in operands)}
-                # Only refusals because of a range can be avoided in some cells.
+                # If a rule refused because of the range of an operand, it may accept the smaller
+                # ranges in some cells. Other refusals would be the same in all cells.
                 usual = isinstance(refusal, RangeRefusalError) and dtypes <= rounding.USUAL
                 if merging.kind == "sum" or not usual:
                     return None

@@ -99,7 +99,8 @@ class Windows:
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         """Yields, for each tap, the numbers that the windows read at this tap.
 
-        An axis of bounds may keep length 1.
+        Along an axis where each result reads only the entry at its own index, bounds may keep
+        length 1.
 
         Args:
             array: bounds on the entries of an array.
@@ -136,7 +137,7 @@ class Windows:
             raise RefusalError("windows larger than their array are not supported in proofs")
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """Returns groups of taps, such that only taps of one group occur at any index.
+        """Groups the taps, such that only taps of one group occur at any index.
 
         If `steps` are the strides, the index is one of the array. It equals o stride + t dilation
         for each result o that reads it at tap t, so t dilation is the same modulo the stride. If
@@ -173,7 +174,7 @@ def _pooling(
 ) -> tuple[Windows, Abstract]:  # fmt: skip
     """Returns the windows, and the array.
 
-    The array has no axis of records if a window reads several records.
+    If a window may read several records, the array is returned without an axis of records.
     """
     windows = Windows(
         tuple(window_dimensions), tuple(window_strides), tuple(map(tuple, padding)),
@@ -312,7 +313,7 @@ class _Map:
         return np.swapaxes(total, 0, 1).reshape(*places, groups * outputs)
 
     def sums(self, sizes: np.ndarray) -> tuple[float, float]:
-        """Returns the largest sums of |A_ij| in a column and in a row; `sizes` are magnitudes."""
+        """Returns the largest sums of |A_ij| in a column and in a row; `sizes` bound the kernel."""
         columns = self._largest(sizes.sum(-1), self.windows.strides)
         return columns, self._largest(sizes.sum(-3), self.windows.gaps)
 
