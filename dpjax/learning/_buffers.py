@@ -53,8 +53,10 @@ class BufferedStrategy(Strategy):
 
     def __post_init__(self) -> None:
         """Copies the numbers, because compiled programs keep the numbers of their trace."""
-        _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
-        _checks.integer("first", self.first, least=1, most=2**BITS)
+        # Integers of NumPy would wrap around in products.
+        for name, most in (("steps", _MOST_STEPS), ("first", 2**BITS)):
+            number = _checks.integer(name, getattr(self, name), least=1, most=most)
+            object.__setattr__(self, name, number)
         for name in ("scales", "decays"):
             kept = np.array(getattr(self, name))
             is_short = kept.shape == np.shape(self.scales) and 1 <= kept.size <= _MOST_BUFFERS

@@ -86,7 +86,7 @@ def correlated_noise(
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
         state is a `CorrelatedNoiseState`. Updates are NaN in steps beyond the number of steps of
-        the strategy, and from a state of another strategy.
+        the strategy, and from a state of another strategy or grid.
 
     Raises:
         TypeError: if an argument is of another type.
@@ -172,15 +172,21 @@ def initial_state(
     dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
     none = jnp.int32(0), rounded_down(multiplier), jnp.uint32(0)
     state = NoiseState(key, *none, dims, noise, strategy.bands, jnp.uint32(0))
+    fineness = strategy.fineness(dims=dims, multiplier=multiplier)
 
     return CorrelatedNoiseState(
         state,
         jnp.zeros((), jnp.result_type(float)),
-        jnp.uint32(strategy.number),
+        jnp.asarray(_number(strategy, fineness)),
         jax.tree.map(strategy.nothing_kept, parameters),
         strategy,
-        strategy.fineness(dims=dims, multiplier=multiplier),
+        fineness,
     )
+
+
+def _number(strategy: Strategy, fineness: int) -> np.uint32:
+    """Returns an identifier of the strategy and the grid: the units of kept integers."""
+    return np.uint32(strategy.number ^ fineness)
 
 
 def correlated_average(
@@ -222,9 +228,10 @@ def _step(
     # The noise of this step and of later steps would not cover a larger norm bound. So the bound is
     # NaN from this step on.
     usable = first <= bound
-    # A checkpoint may be loaded into the state of another strategy. A column of C with entries of
-    # two strategies may have a larger norm than the columns of either strategy.
-    usable &= state.number == np.uint32(strategy.number)
+    # A checkpoint may be loaded into the state of another strategy or noise multiplier. A column of
+    # C with entries of two strategies may have a larger norm than the columns of either strategy.
+    # And kept integers of a finer grid would move by more steps of this grid.
+    usable &= state.number == _number(strategy, state.fineness)
     bound = jnp.where(usable, bound, jnp.nan)
     # The updates of steps beyond the last step of the strategy are NaN.
     bound = jnp.where(step < strategy.steps, bound, jnp.nan)

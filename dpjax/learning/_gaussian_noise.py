@@ -463,8 +463,8 @@ class CorrelatedNoiseState:
         noise: the `NoiseState`, which counts steps and has the key.
         norm_bound: the norm bound of the first step; 0 before it. If a later clipped sum has a
             larger norm bound, updates are NaN from then on.
-        number: the `number` of the strategy. If a file puts the arrays of another strategy into
-            this state, updates are NaN from then on.
+        number: an identifier of strategy and grid. If a file puts the arrays of another strategy or
+            grid into this state, updates are NaN from then on.
         strategy: the strategy of all steps.
         fineness: the spacing of the grid is at most the norm bound divided by 2^(fineness - 1).
 

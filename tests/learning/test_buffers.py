@@ -326,6 +326,13 @@ def test_numbers_out_of_range_are_refused_and_do_not_change():
         strategy.decays[0] = 0
 
 
+def test_integers_of_numpy_are_those_of_python():
+    """In int32, 60,000 steps of 71,583 numbers would wrap around to almost no numbers."""
+    strategy = _buffers.rounded([0.5], [0.5], steps=60_000)
+    again = dataclasses.replace(strategy, steps=np.int32(60_000), first=np.int32(strategy.first))
+    assert (type(again.bands), again.number) == (int, strategy.number)
+
+
 @pytest.mark.slow
 def test_buffers_are_those_of_jax_privacy():
     """Of one epoch and of four; the error of their own numbers is the same within 1e-6."""

@@ -11,6 +11,7 @@ import pytest
 import dpjax
 from correlated_steps import DIMS, PARAMETERS, PublishedSteps, flat, rounded, total
 from dpjax import learning
+from dpjax.learning._buffers import rounded as buffered
 from dpjax.learning._clipping import sealed
 from dpjax.learning._sampling import Turn
 from dpjax.learning._strategies import BandedStrategy
@@ -234,6 +235,28 @@ def test_another_strategy_does_not_go_on_with_a_state():
     state = jax.tree.unflatten(structure, arrays)
     for _ in range(2):
         found, state = noises[1].update(total(np.ones(DIMS)), state)
+        assert np.isnan(flat(found)).all()
+
+
+@pytest.mark.parametrize(
+    "strategy", [PAIRS, buffered([0.9], [0.5], steps=8)], ids=["banded", "buffered"]
+)
+def test_a_state_of_a_finer_grid_does_not_go_on(strategy):
+    """Kept integers of a grid twice as fine would move rows twice as far as noise covers.
+
+    Slightly more noise has a coarser grid, and a file brings arrays alone, without their grid.
+    """
+    first, second = states = [], []
+    for multiplier, found in zip((16.0, 32.0), states, strict=True):
+        noise = learning.correlated_noise(
+            dpjax.random.seeded_key(6), strategy=strategy, noise_multiplier=multiplier, batch_size=1
+        )
+        found += [noise, noise.init(PARAMETERS)]
+    assert first[1].fineness == second[1].fineness + 1
+    _, state = first[0].update(total(np.ones(DIMS)), first[1])
+    state = jax.tree.unflatten(jax.tree.structure(second[1]), jax.tree.leaves(state))
+    for _ in range(2):
+        found, state = second[0].update(total(np.ones(DIMS)), state)
         assert np.isnan(flat(found)).all()
 
 
