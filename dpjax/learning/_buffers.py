@@ -2,11 +2,12 @@
 
 Below its diagonal, C[t, t - i] is the sum of omega_k theta_k^(i-1) over the buffers k. So a state
 needs no noise of single updates. Buffer k holds the sum of theta_k^(t-1-j) times the noise of
-update j, over earlier steps j. In a step, it is multiplied by theta_k, and the new noise is added.
+update j, over earlier steps j. A step multiplies the buffer by theta_k, and adds the new noise to
+it.
 
-Exact buffers would have more digits in every step. So they are integers of 2^-18 steps of the grid,
-and each product is rounded. docs/proofs/correlated-noise.md bounds by how much this changes a row
-between neighbors, and shows that no integer wraps around.
+Exact buffers would need more digits after every step. So buffers are integers, in units of 2^-18 of
+the spacing of the grid, and each product is rounded. docs/proofs/correlated-noise.md bounds by how
+much this changes a row between neighbors, and shows that no integer wraps around.
 """
 
 import dataclasses
@@ -75,7 +76,7 @@ class BufferedStrategy(Strategy):
 
     @property
     def bands(self) -> int:
-        """All steps: a batch enters all later rows."""
+        """The number of steps, because a batch enters all later rows."""
         return self.steps
 
     def _entries(self) -> np.ndarray:
@@ -135,7 +136,8 @@ class BufferedStrategy(Strategy):
     def earlier(self, kept: Limbs, step: jax.Array) -> Limbs:
         """Returns the weighted sum of the buffers."""
         del step
-        # Buffer by buffer, LLVM vectorizes the sum. It does not vectorize a sum over an axis.
+        # The buffers are added one by one: LLVM vectorizes these additions, but not a sum over an
+        # axis.
         products = [
             _limbs.scale(Limbs(*buffer), jnp.int32(scale))
             for *buffer, scale in zip(*kept, self.scales, strict=True)

@@ -55,7 +55,8 @@ class ClippedSum:
             `slots * norm_bound`.
         drawn_by: an identifier of the sampling that drew the batch; 0 if the caller chose the
             records.
-        turn: the step for which the batch was drawn, -1 for every step, and a number for its bins.
+        turn: the step for which the batch was drawn (-1 if it may be used in every step), and a
+            number that identifies the key of its bins.
 
     Formal guarantees:
         See `clipped_gradients`, the only function that makes a `ClippedSum`.

@@ -2,11 +2,11 @@
 
 With the clipped sums g, a strategy C and fresh Gaussian noise z, updates are C^-1 (C g + z).
 Step t draws y_t = sum_j C[t, j] (g_j - x_j) + C[t, t] g_t + z_t, over earlier steps j, and its
-update is x_t = y_t / C[t, t]. Earlier updates are public, so this is as private as row t of C g
-with noise. And g_j - x_j is the negative noise of an earlier update. It is all that a state must
-hold: of the last bands - 1 updates, or added up in a few buffers. All of y_t is computed in
-integers: gradients are rounded to a grid, rows of C are rational, and z_t is integer noise.
-docs/proofs/correlated-noise.md has the proof.
+update is x_t = y_t / C[t, t]. Earlier updates are public, so publishing x_t is as private as
+publishing row t of C g with noise. The difference g_j - x_j is the negative noise of an earlier
+update. A state must hold nothing else: it holds the noise of the last bands - 1 updates, or sums of
+noise in a few buffers. All of y_t is computed in integers: gradients are rounded to a grid, rows of
+C are rational, and z_t is integer noise. docs/proofs/correlated-noise.md has the proof.
 """
 
 import dataclasses
@@ -279,7 +279,7 @@ def _updates(
         # This is post-processing: y and the row of C are public.
         update = written(jnp.round(y * (2.0**BITS / diagonal.astype(y.dtype))))
         found.append(jnp.where(jnp.isnan(bound), jnp.nan, update * power_of_two(exponent, y.dtype)))
-        # The guarantee holds for any bound on the noise.
+        # The noise is clamped to a bound before it is kept. The guarantee holds for any such bound.
         noise = _limbs.subtract(total, round_to_grid(update, 0))
         noise = _limbs.to_integers(_limbs.clip(noise, strategy.largest_noise), jnp.int32)
         after.append(strategy.keep(old, noise, step))

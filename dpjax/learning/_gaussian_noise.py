@@ -51,7 +51,8 @@ class NoiseState(TrainingState):
         dims: the number of coordinates that get noise in a step.
         noise: "exact" or "float".
         bands: in how many steps a batch affects the noisy sum: 1, except for `correlated_noise`.
-        bins: a number for the key, if one key draws all batches, as with bins; 0 otherwise.
+        bins: if one key draws all batches, as in `balls_in_bins_sampling`, a number that identifies
+            this key; 0 otherwise.
 
     Formal guarantees:
         None. It contains a secret, the key.
@@ -440,9 +441,10 @@ def adaptive_noise(
 
 
 def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
-    """Returns the noise multiplier of gradients such that they and the count cost `total`.
+    """Returns the noise multiplier of the gradients, rounded up.
 
-    The result is rounded up.
+    With it, the releases of the gradients and of the count together cost as much as one release
+    with the noise multiplier `total`.
     """
     left = float(total) ** -2 - (2 * count_noise) ** -2
     if left <= 0:

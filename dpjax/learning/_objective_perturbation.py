@@ -380,7 +380,10 @@ def _largest_mu(epsilon: float, delta: float, share: float, tails: np.ndarray) -
 
 
 def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> float:
-    """Bounds E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y), where `tails` bounds the tails of Y."""
+    """Bounds E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y), where `tails` bounds the tails of Y.
+
+    H(mu, e) is the delta of a Gaussian mechanism with parameter mu at epsilon e.
+    """
     first, second = mu * math.sqrt(1 - share), mu * math.sqrt(share)
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:]
     one = scipy.special.ndtr(second / 2 - left / second)

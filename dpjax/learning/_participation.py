@@ -19,8 +19,9 @@ from dpjax.learning._strategies import Strategy
 _RAISED = 1e-10
 # The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
-# The inner products of the bins' shifts are a square matrix. For separated batches, each of 2^14
-# draws that are made at once stores two numbers for each step apart.
+# The largest number of bins, or of steps by which batches are separated. The inner products of the
+# bins' shifts are a square matrix. For separated batches, 2^14 draws are made at once, and each of
+# them stores two numbers for each of these steps.
 _MOST_GROUPS = 2**14
 
 
@@ -54,7 +55,7 @@ class ParticipationLosses:
 
     @functools.cached_property
     def _factor(self) -> np.ndarray:
-        """Returns a Cholesky factor of the bins' shifts' inner products, increased slightly."""
+        """Returns a Cholesky factor of the inner products of bins' shifts, slightly increased."""
         bins = self.sampling.groups
         shifts = np.array([self._shifts(i, apart=bins) for i in range(bins)])
         products = shifts @ shifts.T

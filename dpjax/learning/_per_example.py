@@ -162,7 +162,10 @@ def _traced(
     argnums: int | tuple[int, ...],
     has_aux: bool,
 ) -> tuple[jex.ClosedJaxpr, TracedLoss]:
-    """Traces the loss and the leaves of aux. Returns the program with its rules, and the trace."""
+    """Traces the loss and the leaves of aux.
+
+    Returns the program, which still contains custom derivative rules, and the traced loss.
+    """
 
     def pair(*arguments: PyTree) -> PyTree:
         try:

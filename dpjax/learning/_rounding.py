@@ -1,10 +1,10 @@
 """Exact integer sums of clipped gradients, and a bound on the effect of rounding.
 
 The error of a sum of b floats of magnitude C may be about b^2 eps C, and one changed record may
-flip its sign. So only the examples of a microbatch are added up in floats. The sums of microbatches
-are converted to integers, which are added exactly. Adding or removing a record changes one
-microbatch, and replacing it changes two. The remaining error, relative to C, is charged to the
-noise. docs/proofs/dp-sgd.md has the proof.
+flip the sign of this error. So only the examples of a microbatch are added up in floats. The sums
+of microbatches are converted to integers, which are added exactly. Adding or removing a record
+changes one microbatch, and replacing it changes two. The remaining error, relative to C, is charged
+to the noise. docs/proofs/dp-sgd.md has the proof.
 """
 
 import math

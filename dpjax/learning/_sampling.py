@@ -36,7 +36,8 @@ class Turn(NamedTuple):
 
     Attributes:
         step: the step; -1 if the batch may be used in every step.
-        bins: a number for the key, if all steps use one key, as with bins; 0 otherwise.
+        bins: if all steps use one key, as in `balls_in_bins_sampling`, a number that identifies
+            this key; 0 otherwise.
     """
 
     step: Scalar = ANY_TURN
@@ -433,8 +434,8 @@ def min_separation_sampling(
     """Batches for correlated noise: a record that joined one waits until it may join another.
 
     A record that joined none of the last b - 1 batches joins the next one with probability q, where
-    b is the separation ("b-min-sep sampling"). Every record may join in all other steps, so its
-    batches are less predictable than those of its group or bin. All steps use the same key.
+    b is the separation ("b-min-sep sampling"). In all other steps a record may join, so its batches
+    are less predictable than with groups or bins. All steps use the same key.
 
     The first batch that a record may join is random, such that all batches have the same expected
     size B = n q / (1 + (b - 1) q). With q = 1, this is `balls_in_bins_sampling` with b bins.

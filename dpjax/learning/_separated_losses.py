@@ -1,10 +1,12 @@
 """Simulates privacy losses of trainings in which the batches of one record are far enough apart.
 
-Let a batch with the record in step s change the rows of the noise by the vector mu_s, in units of
-the noise, and let L_s = exp(mu_s . x - |mu_s|^2 / 2). If no two batches of the record change the
-same row, the likelihood ratio of several batches is the product of their L_s. So the ratio of the
-mixture over all possible batches follows from a recursion over steps. A_s is the share of the
-ratio in which the record may join the batch of step s, and J_s that in which it joins:
+Let x be the published rows in units of their noise. Suppose that a batch with the record in step s
+shifts x by the vector mu_s, and let L_s = exp(mu_s . x - |mu_s|^2 / 2). If no two batches of the
+record change the same row, the likelihood ratio of several batches is the product of their L_s. So
+the ratio of the mixture over all possible batches follows from a recursion over steps. Let q be the
+rate of the sampling, and b its separation. A_s is the part of the ratio that comes from the cases
+in which the record may join the batch of step s, and J_s is the part from the cases in which it
+joins:
 
     J_s = q L_s A_s,    A_{s+1} = (1 - q) A_s + J_{s+1-b}.
 
@@ -41,7 +43,7 @@ class Ratio(NamedTuple):
 
     @staticmethod
     def at_start(sampling: BatchSampling, shape: tuple[int, ...] = ()) -> "Ratio":
-        """Returns the ratio before the first step: all steps before it have the ratio 1."""
+        """Returns the ratio before the first step: L_s is 1 in all earlier steps."""
         share = share_of_batches(sampling.rate, sampling.groups)
         able, joined = math.log(share / sampling.rate), math.log(share)
         shape_of_joined = (sampling.groups, *shape)
@@ -75,7 +77,7 @@ class _Row(NamedTuple):
         age: the number of rows since the record's last batch, but at most the number of bands.
         sums: mu_s . x over the rows so far, for a database with the record and for one without it,
             and each of the last steps s whose rows are not complete.
-        ratio: the likelihood ratio of both.
+        ratio: the likelihood ratio, for both databases.
     """
 
     wait: jax.Array
@@ -85,7 +87,7 @@ class _Row(NamedTuple):
 
 
 def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> jax.Array:
-    """Draws the losses of having a record against lacking it, and the reverse.
+    """Draws two losses: of databases with the record against those without it, and the reverse.
 
     Args:
         key: a key.

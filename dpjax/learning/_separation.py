@@ -55,7 +55,8 @@ def joins(key: Key, step: jax.Array, *, n: int, separation: int, rate: float) ->
         high, low = jax.random.bits(jax.random.fold_in(key_waits, draws), (2, n), jnp.uint32)
         wait = _reached(high, low, limits)
         place = able + wait
-        # After the last decided step, a record that has not joined may still join.
+        # If a record joins in none of the steps that this word decides, it may still join in the
+        # step after them, which the next word decides.
         joined = wait < _DECIDED
         after = jnp.where(joined, place + np.uint32(separation), place)
         undecided = able <= step
@@ -80,16 +81,20 @@ def _first_step(key: Key, n: int, separation: int, rate: float) -> jax.Array:
 
 
 def _word_limits(*shares: Fraction) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the 64-bit numbers below which a random word is with these probabilities.
+    """Returns 64-bit limits: a random word is below each limit with the given probability.
 
-    The probabilities are rounded by at most 2^-64. Returns the high and the low half of each.
+    The probabilities are rounded by at most 2^-64. The result is the high and the low half of each
+    limit.
     """
     numbers = np.array([min(int(share * 2**64), 2**64 - 1) for share in shares], np.uint64)
     return (numbers >> np.uint64(32)).astype(np.uint32), numbers.astype(np.uint32)
 
 
 def _reached(high: jax.Array, low: jax.Array, limits: tuple[np.ndarray, np.ndarray]) -> jax.Array:
-    """Counts the limits that each 64-bit word is not below; their number plus 1 is a power of 2."""
+    """Counts, for each 64-bit word, the limits that do not exceed it.
+
+    The number of limits plus 1 must be a power of 2. Limits increase.
+    """
     highs, lows = (jnp.asarray(x) for x in limits)
     size, count = len(highs) + 1, jnp.zeros_like(low)
     while size > 1:

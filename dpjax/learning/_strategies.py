@@ -65,7 +65,7 @@ class Strategy(abc.ABC):
     @property
     @abc.abstractmethod
     def rounding(self) -> float:
-        """By how much, in integers, rounding changes a coordinate of a row between neighbors."""
+        """How many grid units rounding may add to the difference of neighbors, in a coordinate."""
 
     @property
     @abc.abstractmethod
@@ -141,7 +141,7 @@ class Strategy(abc.ABC):
         return _overlap(self, groups, steps)
 
     def moved_rows(self, first: int, *, groups: int, steps: int) -> np.ndarray:
-        """How much a record in steps `first` modulo `groups` changes each row, in norm bounds."""
+        """By how many norm bounds a record in steps `first` modulo `groups` changes each row."""
         moved = np.zeros(steps)
         for step in range(first, steps, groups):
             lags = np.arange(min(self.bands, steps - step))
@@ -262,7 +262,7 @@ class BandedStrategy(Strategy):
 
 @functools.lru_cache(256)
 def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
-    # In a Toeplitz matrix, the rows of another group are the same numbers, later.
+    # In a Toeplitz matrix, a record of another group changes rows by the same numbers, but later.
     firsts = range(1 if len(strategy.entries) == 1 else groups)
     norms = [np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in firsts]
     # Each row of C times the gradients is rounded once. The noise scale covers the rounding of

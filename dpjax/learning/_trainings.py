@@ -161,7 +161,7 @@ def training_state(cls: type[T]) -> type[T]:
 
 
 def key_of_each_lane(key: Key) -> Key:
-    """Returns `key`, or a new key in lanes of a `vmap` of which an earlier one has the same key.
+    """Returns `key`; in lanes of a `vmap` whose key an earlier lane has, returns a new key.
 
     This gives different keys to copies of one state. Their data differ, so their noise must differ
     as well.

@@ -224,7 +224,7 @@ class Search:
         return node.operands[0] if same else None
 
     def squares(self, at: At) -> tuple[bool, _Norm | None]:
-        """Returns whether a variable is a sum of squares, and the norm of x if x is in it."""
+        """Returns whether a variable is a sum of squares; and the norm of x, if it contains x^2."""
         if (known := self.number(at)) is not None:
             return known >= 0 and not _is_minus_zero(known), None
         node = self.node(at)
