@@ -87,7 +87,7 @@ class Plan:
 
     @functools.cached_property
     def reach_of_scores(self) -> Sensitivity:
-        """Returns the sensitivity of a score: a weighted change of an l1 distance."""
+        """Returns the sensitivity of scores: the largest product of weight and l1 sensitivity."""
         reaches = {name: self.reach(name, "l1") for name in self.weights}
         moved = [Fraction(float(reaches[name].value)) * w for name, w in self.weights.items()]
         one = next(iter(reaches.values()))
@@ -114,9 +114,9 @@ def plan_of(
 ) -> Plan:
     """Returns the `Plan` for a workload, which maps sets of columns to weights.
 
-    AIM may choose any subset of these sets. The weight of a subset is the sum of the weights of all
-    sets, each multiplied by the number of columns that the subset shares with the set. Weights are
-    then scaled to integers.
+    AIM may choose any subset of one of these sets. To the weight of a subset, every set adds its
+    own weight times the number of columns that it shares with the subset. Weights are then scaled
+    to integers.
     """
     shared = dict[Columns, float]()
     for columns in workload:
@@ -219,7 +219,7 @@ class _Run:
         measured: Sequence[Columns],
         just_now: Sequence[Columns],
     ) -> Columns:
-        """Chooses a marginal where the model's error exceeds the noise, at a tenth of `rho`.
+        """Chooses a marginal where the model's error exceeds the noise. This costs `rho` / 10.
 
         Marginals that were measured in the current stage are excluded, because the model does not
         include these measurements yet.

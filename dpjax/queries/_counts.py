@@ -283,7 +283,7 @@ def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
 
 
 def reach_of_tables(cells: Sequence[int]) -> Reach:
-    """Returns the sensitivity of counts in several tables, for records in one cell of each.
+    """Returns the sensitivity of counts in several tables, if each table counts a record once.
 
     If a record is replaced, one count of each table may decrease by 1, and another count may
     increase by 1 if the table has more than one cell.

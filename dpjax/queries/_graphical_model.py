@@ -138,9 +138,9 @@ def _spread(columns: Columns, factor: np.ndarray, axes: Columns) -> np.ndarray:
 
 
 def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns]]:
-    """Returns the columns in the order of their elimination.
+    """Returns the columns in the order of their elimination, each with its parents.
 
-    Each column comes with the other columns of the table that its elimination makes.
+    The parents are the other columns of the table that eliminating the column makes.
     """
     linked = {name: set[str]() for name in sizes}
     for columns in sets:
@@ -163,7 +163,7 @@ def cells_of_model(sizes: Sizes, sets: Sequence[Columns]) -> int:
 
 
 # The following functions fit a graphical model to noisy marginals, by mirror descent on the host.
-# This is not compiled: each stage of AIM has a different set of marginals, so a compiled program
+# They are not compiled: each stage of AIM has a different set of marginals, so a compiled program
 # would be used only once.
 
 
@@ -204,11 +204,11 @@ class Estimator:
     """Fits a model to a growing list of measurements. Each fit starts from the previous potentials.
 
     The loss is the sum of the squared errors of the measurements, each divided by the variance of
-    its noise. Mirror descent preserves the form of the model. It starts at the distribution with
-    the largest entropy.
+    its noise. Mirror descent changes only the potentials, and the first fit starts at the uniform
+    distribution.
 
-    McKenna, Sheldon and Miklau (2019), Algorithm 1. The step size grows after a good step, and a
-    line search shrinks it after a bad step.
+    This is Algorithm 1 of McKenna, Sheldon and Miklau (2019). The step size grows after a good
+    step, and a line search shrinks it after a bad step.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -240,7 +240,7 @@ class Estimator:
         return fit.model
 
     def _started(self, sets: Sequence[Columns]) -> dict[Columns, np.ndarray]:
-        """Returns initial potentials on `sets`: the sums of the previous fit's potentials."""
+        """Adds each potential of the previous fit to that of a set in `sets` that contains it."""
         found = {name: np.zeros([self._sizes[one] for one in name]) for name in sets}
         for name, potential in self._potentials.items():
             holder = _holder(name, sets)
@@ -298,7 +298,7 @@ def _merged(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _largest(sets: Sequence[Columns]) -> list[Columns]:
-    """Returns those of the column sets that are not a subset of another of them."""
+    """Returns the column sets that are not subsets of other column sets in the list."""
     return [one for one in sets if not any({*one} < {*other} for other in sets)]
 
 

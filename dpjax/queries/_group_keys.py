@@ -56,7 +56,7 @@ def group_keys(
     privacy_unit: str = RECORD,
     name: str | None = None,
 ) -> Release:
-    """The keys of a column that enough people have, if the list of keys is private.
+    """The keys of a column that enough people have, for columns without a public list of keys.
 
     Every existing group gets a noisy count. Its key is published if the noisy count reaches a
     threshold. A group without people is never published.
@@ -190,7 +190,7 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
 
 
 def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _Kept:
-    """Encodes keys as bytes and the end of each, because ledgers store only arrays."""
+    """Encodes keys as bytes, with the index where each key ends: ledgers store only arrays."""
     texts = [str(key).encode("utf-8", "surrogatepass") for key in keys]
     ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
     flat = np.frombuffer(b"".join(texts), np.uint8)
@@ -253,10 +253,10 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
 
 
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
-    """Returns the least threshold that the noisy count of one person rarely reaches.
+    """Returns the least threshold that the noisy count of a key of one person rarely reaches.
 
-    The probability that it reaches the threshold is at most `passed`. For discrete Laplace noise Z
-    of scale b and m >= 0, P(Z >= m) is a^m / (1 + a), where a = exp(-1 / b).
+    This count reaches the threshold with a probability of at most `passed`. For discrete Laplace
+    noise Z of scale b and m >= 0, P(Z >= m) is a^m / (1 + a), with a = exp(-1 / b).
     """
     scale = float(mechanism.effective_scale(like=counts)) * _OUTWARD
     both = math.log1p(math.exp(-1 / scale))

@@ -194,7 +194,7 @@ def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
     needed = next(w for w in range(1, 5) if len(np.unique(wanted[:, :w], axis=0)) == len(wanted))
 
     def before(row: jax.Array) -> jax.Array:
-        """For each row of `words`, whether the given row of `ascending` comes before it."""
+        """For each row of `words`, whether `ascending[row]` comes before it."""
         found = jnp.zeros(row.shape, bool)
         for word in range(needed - 1, -1, -1):
             one = ascending[:, word].at[row].get(mode="promise_in_bounds")
@@ -300,7 +300,7 @@ class GroupedIntegers(IntegerQuery):
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
         """Returns the addends of all groups.
 
-        It compares keys before integers could become floats.
+        The records stay as they are, because keys must be compared before integers become floats.
         """
         return self.addends(records, present)
 

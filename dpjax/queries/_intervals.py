@@ -61,7 +61,8 @@ def _means(
 ) -> Ends:
     """Returns intervals of averages in [-1, 1], each with error probability `tail`.
 
-    The first number of `sums` is `one` times the number of records, which may be public.
+    Each record adds `one` to the first of the `sums`. `n` is None if the number of records is
+    private.
     """
     if n is None:
         return _ratio(sums, facts, tail)
@@ -79,9 +80,9 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
 
     Here r is the quotient of a true sum and a true count. Let S and C be the noisy sum and count,
     and Y and Z their errors. For the true r, S - r C = Y - r Z. So r is kept if |S - r C| is at
-    most a quantile of |Y - r Z|, which grows with |r|. The quantile is computed at an upper bound
-    on |r|. Each step computes the interval of r that this quantile keeps, and so a new bound on
-    |r|, which is no larger.
+    most a quantile of |Y - r Z|. This quantile grows with |r|, so it is computed at an upper bound
+    on |r|. Each step computes the interval of all r that are kept. The interval gives the next
+    upper bound on |r|, which is at most the previous one.
     """
     count, sums = as_floats(sums)[..., :1], as_floats(sums)[..., 1:]
     bounds = _bounds_of_differences(facts, tail)
@@ -127,8 +128,8 @@ def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> 
     return OUTWARD_QUANTILE * facts["arrays"][0]["scale"] * bound + rounding
 
 
-# Weights are increased until each is at least this multiple of the next smaller one, and the least
-# is at least this fraction of the largest.
+# Weights are increased until each is at least `_APART` times the next smaller one, and the least is
+# at least `_LEAST_WEIGHT` times the largest.
 _APART, _LEAST_WEIGHT = 1.01, 1e-3
 
 
@@ -136,7 +137,7 @@ def _laplace_sum(weights: np.ndarray, tail: float) -> np.ndarray:
     """Returns t with P(|sum of w_i L_i| > t) <= `tail`, where each L_i has density exp(-|x|) / 2.
 
     If all weights differ, the probability is the sum of a_i exp(-t / w_i), where a_i is the product
-    of w_i^2 / (w_i^2 - w_j^2) over all other j. It grows with each weight.
+    of w_i^2 / (w_i^2 - w_j^2) over all other j. The probability grows with each weight.
     """
     weights = np.sort(weights, axis=-1)
     weights[..., 0] = np.maximum(weights[..., 0], _LEAST_WEIGHT * weights[..., -1])
@@ -215,10 +216,10 @@ def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
     """Returns intervals of covariances from a released upper triangle of sums of z z^T, z = (1, x).
 
     Let a and b be the true averages of x and y, c their covariance, and n the number of records.
-    The sum of x y, minus a times that of y, minus b times that of x, plus (a b - c) n is 0. For the
-    released sums, it is the error of a weighted sum. So c is kept if for some a and b in their
-    intervals, this number is within the bound on such an error. The bound depends on upper bounds
-    on the weights. Each step computes an interval of c, and so new bounds on the last weight.
+    Then sum(x y) - a sum(y) - b sum(x) + (a b - c) n = 0. With the released sums, the left side is
+    the error of a weighted sum. So c is kept if, for some a and b in their intervals, the left side
+    is within a bound on this error. The bound depends on upper bounds on the weights. Each step
+    computes an interval of c, which gives a new upper bound on the last weight.
     """
     d, n = len(facts["middle"]), measured["n"]
     sums = as_floats(measured["sums"])
@@ -267,9 +268,9 @@ class Statistic(NamedTuple):
     Attributes:
         of_moments: maps averages and public facts to the value of a release, and to the symmetric
             matrix whose eigenvectors it uses.
-        least_reach: maps the eigenvalues of the released matrix, in ascending order, and bounds on
-            their errors to the least half-width of each interval, for cases in which simulated
-            intervals would be too short.
+        least_reach: maps the eigenvalues of the released matrix, in ascending order, and a bound on
+            their errors, to a least half-width for each interval. Simulated intervals that are
+            shorter are widened to it.
         largest: bounds on the magnitudes of the numbers.
     """
 
@@ -291,7 +292,7 @@ _LARGEST_CONFIDENCE = 0.995
 def _of_draws(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """Returns the value, plus and minus a quantile of the distances of simulated values from it."""
+    """Returns intervals around the value, from a quantile of its distances to simulated values."""
     if confidence > _LARGEST_CONFIDENCE:
         raise ValueError(
             f"confidence must be at most {_LARGEST_CONFIDENCE} for a simulated interval, got"

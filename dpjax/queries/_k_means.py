@@ -275,7 +275,7 @@ def _share_of(
 
 
 def _reach(relation: NeighboringRelation, bits: int, *, dims: int) -> float:
-    """Returns the l2 sensitivity of the counts and sums of all clusters, in coarse units."""
+    """Returns the l2 sensitivity of the counts and sums of all clusters, in units of their grid."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     moved = Fraction(2) if replaced else Fraction(sqrt_up(Fraction(2)))
     return coarse_reach(moved * 2**RADIUS_BITS, dims=dims, bits=bits, norm="l2")
@@ -286,7 +286,7 @@ _placed: Callable[[jax.Array, jax.Array], jax.Array] = compiled(in_ball)
 
 @functools.partial(jax.jit, static_argnames="bits")
 def _totals(x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int) -> jax.Array:
-    """Returns the count and the sum of each cluster, in coarse units: shape (k, 1 + d)."""
+    """Returns the count and the sum of each cluster, rounded to a grid: shape (k, 1 + d)."""
     k = len(centers)
     cluster = jnp.where(present, _nearest(x, centers), -1)
     weighed = jnp.concatenate([jnp.full((len(x), 1), 2**RADIUS_BITS, jnp.int32), x], axis=1)
@@ -364,11 +364,11 @@ def clusters_of_cells(
 
 
 def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """Draws initial centers as in k-means++: by weight times squared distance to the nearest."""
+    """Draws centers as in k-means++: by weight times squared distance to the nearest center."""
 
     def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The small number avoids log(0) everywhere, if all points with positive weight are already
-        # centers.
+        # If all points with positive weight are centers already, every product is 0. The small
+        # number keeps the logarithms finite.
         point = points[jax.random.categorical(key, jnp.log(weights * nearest + 1e-30))]
         return jnp.minimum(nearest, _squares(points - point[None])), point
 

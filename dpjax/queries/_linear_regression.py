@@ -186,7 +186,7 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Returns infinite half-widths if the least eigenvalue is not clear of noise, and 0 otherwise.
+    """Returns infinite half-widths if the least eigenvalue may be mere noise, and 0 otherwise.
 
     The least eigenvalue is small if the records are nearly in a hyperplane. Then noise determines
     the line.

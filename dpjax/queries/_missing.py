@@ -47,8 +47,8 @@ def complete(records: Database) -> jax.Array:
 def of_complete(query: IntegerQuery) -> IntegerQuery:
     """Returns `query` restricted to records without missing numbers. Other records count as absent.
 
-    The sensitivity is that of a single group, because a replaced record may become complete or
-    incomplete.
+    A replaced record may become complete or incomplete, as if it entered or left a group. So the
+    sensitivity is that of `query` in a single group.
     """
 
     def addends(records: Database, present: jax.Array) -> Sequence[Addend]:

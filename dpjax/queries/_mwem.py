@@ -45,7 +45,7 @@ _MOST_AT_ONCE = 16
 
 
 class Measured(NamedTuple):
-    """The results of one try.
+    """The results of one try to select and measure a query; a round tries until it selects one.
 
     Attributes:
         found: whether a query was selected; if not, the round tries again.

@@ -39,9 +39,9 @@ class NameSearch(SensitivityMechanism):
     Attributes:
         sensitivity: 1, for one changed name in the norm `changed_records`.
         epsilon: the epsilon of the guarantee, for all levels together.
-        threshold: the least noisy count of a prefix to search further.
+        threshold: a prefix is searched further if its noisy count is at least this number.
         width: the number of levels.
-        capacity: the largest number of prefixes to search further at each level.
+        capacity: the largest number of prefixes of a level that are searched further.
 
     Formal guarantees:
         The guarantees of `name_search`.
@@ -132,7 +132,7 @@ class NameSearch(SensitivityMechanism):
         return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
     def _count(self, state: _State, codes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns for each child whether it is searched and its count, and each person's child."""
+        """Returns which children are searched, the count of each, and the child of each person."""
         taken, slots = state
         (size,) = self._counts_of_a_level()
         places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)

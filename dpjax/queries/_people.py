@@ -353,8 +353,8 @@ class Contribution:
     """How many rows of a person a query receives, from which the sensitivity follows.
 
     Attributes:
-        rows: the number of a person's rows that may change the same block of the value.
-        blocks: the number of blocks that a person's rows may change.
+        rows: the number of a person's rows that may change the value of the same group.
+        blocks: the number of groups whose values a person's rows may change.
         privacy_unit: the person.
         notes: the text about the selection of rows in a guarantee.
     """
@@ -394,10 +394,9 @@ def contribution(
 ) -> Contribution:
     """Returns how many rows of a person a query receives, after truncation.
 
-    `cells` maps the group columns of the query to their numbers of keys.
-
-    It contains only columns with string names, because an index may refer to another column after
-    the column of people is removed.
+    `cells` maps the group columns of the query to their numbers of keys. Only columns with string
+    names are in `cells`, because an index may refer to another column after the column of people is
+    removed.
     """
     rows, blocks = truncation.rows if per_person is None else 1, 1
     for column, most in truncation.groups:

@@ -31,14 +31,14 @@ from dpjax.targets._summaries import exact_probability
 
 # The most cells of the histogram, for one group and for all groups together.
 _MOST_CELLS, _MOST_OF_GROUPS = 2**16, 2**22
-# If the number of cells that suit the data is up to four times this number, only this many cells
-# are used. A finer grid would not be worth the larger program that draws its noise.
+# If the wanted number of cells is between this number and four times this number, this number is
+# used. A finer grid would not be worth the larger program that draws its noise.
 _USUAL_CELLS = 2**12
 # The search looks for quantiles whose rank differs from the lowest and highest rank by at least
 # this many noise scales. This distance is limited to a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
-# The distance of the nearest thresholds from a selected edge suits this density of records, as a
-# multiple of the average density. More distant thresholds suit lower densities.
+# The nearest thresholds around a selected edge suit places where records are this many times as
+# dense as on average. More distant thresholds suit lower densities.
 _DENSEST = 8
 _TRUSTED = 0.8  # The confidence of the intervals to which estimates are clipped.
 # A bound on rounding errors in float32, relative to the public bound of larger magnitude.
@@ -60,12 +60,12 @@ def private_quantiles(
 ) -> Release:
     """Quantiles of numbers that are clamped to public bounds, each with an interval.
 
-    Half of epsilon for one quantile, and a third for several, finds the quantiles on a fine grid by
-    exponential mechanisms: the middle quantile first, then those on each side of it. A record
-    affects only one search at each level of this recursion, so epsilon is split by the number of
-    levels, not by the number of quantiles. The rest of epsilon counts the records between
-    thresholds around the numbers that were found. These counts correct the numbers and give the
-    intervals.
+    First, exponential mechanisms find the quantiles on a fine grid: the middle quantile, then those
+    on each side of it. This costs half of epsilon for one quantile, and a third for several. A
+    record affects only one search at each level of this recursion, so epsilon is split by the
+    number of levels, not by the number of quantiles. The rest of epsilon pays for counting the
+    records between thresholds around the numbers that were found. These counts correct the numbers
+    and give the intervals.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -167,7 +167,7 @@ def _probability(probability: float | Fraction) -> Fraction:
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """Returns so many cells that few records share one, even at ten times the average density."""
+    """Returns a number of cells such that few records share one, at up to 10 times mean density."""
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
     if _USUAL_CELLS < wanted < 4 * _USUAL_CELLS:

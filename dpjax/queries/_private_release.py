@@ -64,7 +64,7 @@ def _private(
     delta: float | None,
     relation: NeighboringRelation,
 ) -> tuple[AdditiveMechanism, Callable[..., Release]]:
-    """Returns the mechanism for a query, and the function that `privatize` makes of both."""
+    """Returns the mechanism for a query, and the private function made from both."""
     if delta is None:
         mechanism = laplace(query.sensitivity("l1", relation=relation), epsilon)
     else:

@@ -29,7 +29,7 @@ from dpjax.targets._summaries import exact_probability
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
-    """Scores of the numbers of a grid as quantiles; made by `quantile_scores`.
+    """Scores how near each number of a grid is to a quantile, in ranks; made by `quantile_scores`.
 
     Attributes:
         numerators: the numerator a of each quantile a / b.
@@ -248,7 +248,7 @@ def quantile_scores(
 
 
 def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
-    """Returns the bin of each record, and the index of the first equal candidate for each.
+    """Returns the bin of each record, and for each candidate the first index of an equal candidate.
 
     Bin 2 j + 1 contains the records that equal candidate j. Bin 2 j contains the records between
     candidate j - 1 and candidate j.
@@ -314,7 +314,7 @@ def _between_quantiles(
             " private count"
         )
     numbers, n = measured["numbers"], np.maximum(measured["n"], 2.0**-30)[..., None]
-    # An interval is correct if two released quantiles are, one on each side.
+    # An interval is correct if the released quantiles at its two ends are correct.
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))

@@ -37,8 +37,8 @@ class IntegerQuery(OfParts, KnownSensitivity):
     """A target whose value is an array of integers, in units of a public grid.
 
     Attributes:
-        addends: maps records, and booleans that say which are present, to the addends of each
-            record for the tables of the query.
+        addends: maps records, and booleans that say which are present, to an `Addend` for each
+            table of counts or sums in the query.
         finish: maps the totals of these tables to the value, int32, for example by a clamp or a
             rounding. A record changes the value by at most `reach`.
         shape: the shape of the value.
@@ -81,8 +81,8 @@ class IntegerQuery(OfParts, KnownSensitivity):
         """Returns the integers of the query for a database."""
         if isinstance(database, Summed):
             return self.finish(database.totals)
-        # A jit cache may contain a closure of a predicate with old values, so releases do not use
-        # it.
+        # A predicate may use variables whose values have changed since `jit` traced it. So releases
+        # do not use the cache of `jit`.
         of_present = self.of_present if _checks.is_staging() else compiled(self.of_present)
         return of_present(*present_records(database))
 
@@ -207,7 +207,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     @property
     def _is_rounded(self) -> bool:
-        # The unit cannot decide this, because the unit of a rounded sum may also be 1.
+        # The unit does not tell whether numbers are rounded: that of a rounded sum may also be 1.
         return self._integers.moves is not None
 
     def _inside(self, mechanism: Mechanism) -> Inside:

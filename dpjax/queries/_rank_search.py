@@ -40,8 +40,8 @@ _OUTWARD = 1 + 2.0**-20
 # score is at least 10^6 ranks from the best edge.
 _WORST = 2**30
 _LEAST_LARGEST = 1000  # A denominator b up to this number is allowed for any capacity.
-# The thresholds nearest to a selected edge are at distances that double, this many on each side.
-# Distances of further thresholds grow by a factor of 4.
+# On each side of a selected edge, the distances of the `_NEAR` nearest thresholds double. The
+# distances of further thresholds grow by the factor `_GROWTH`.
 _NEAR, _GROWTH = 5, 4
 
 
@@ -289,7 +289,7 @@ def rank_search(
 
 
 def thresholds(edges: Any, cells: int, nearest: int) -> Any:
-    """Returns both ends, the selected edges, and edges at growing distances around them, sorted.
+    """Returns both ends of the grid, the selected edges, and edges at growing distances from them.
 
     Args:
         edges: shape (..., quantiles), NumPy or JAX.

@@ -29,7 +29,7 @@ _LEAST_EXPONENT = -60  # Vectors whose norm is below about 2^-60 become 0.
 
 
 class Moments(NamedTuple):
-    """Noisy averages of the released records, in units of the radius.
+    """Noisy averages of clipped records and of their products, in units of the radius.
 
     Attributes:
         mean: shape (d,).
@@ -250,7 +250,11 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
 
 
 def moved_products(d: int) -> float:
-    """Returns c such that replacing x by y changes x x^T by at most c sqrt(1 - s^2)."""
+    """Returns c such that replacing x by y changes x x^T by at most c sqrt(1 - s^2).
+
+    Here s is the inner product of x and y, which are unit vectors. The change is measured in the
+    norm l1 of the upper triangle.
+    """
     return math.sqrt(d * (d + 3) / 2)
 
 

@@ -47,8 +47,8 @@ def sum_query(
     """The sum of records, each clamped to public bounds.
 
     Let M be the larger bound in magnitude. Records are rounded to a grid of 2^-30 M, and added up
-    exactly. The total is rounded to about M capacity / 2^30 or to 2^-14 M, whichever is coarser,
-    and gets integer noise on this grid.
+    exactly. The total is rounded to a coarser grid, and gets integer noise on this grid. The step
+    of the coarser grid is about M capacity / 2^30 or 2^-16 M, whichever is larger.
 
     Args:
         lower: a finite number, public.
@@ -139,7 +139,7 @@ def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> F
 
 
 def fine_exponent(largest: float) -> int:
-    """Returns the exponent of a grid on which numbers to `largest` are integers to 2^30."""
+    """Returns the exponent of a unit in which `largest` is above 2^29 and at most 2^30."""
     if not 2.0**-90 <= largest <= 2.0**90:
         raise ValueError(f"the larger bound must be from 2^-90 to 2^90, got {largest:g}")
     significand, exponent = math.frexp(largest)

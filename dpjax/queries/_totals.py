@@ -26,8 +26,8 @@ Totals: TypeAlias = tuple[Limbs, ...]
 # This many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 _DIGIT = 10
-# A block of rows has at most this many digits, or as many rows as the table has cells, if that is
-# more.
+# A block of rows has at most this many digits. But it may always have as many rows as the table has
+# cells.
 _MOST_DIGITS = 2**22
 # The largest number of cells, and the largest value that gets noise.
 LARGEST = 2**31 - 2

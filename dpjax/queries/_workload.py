@@ -28,8 +28,8 @@ from dpjax.queries._totals import Addend, Totals, saturated
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
-# The columns of a matrix are compared pairwise only if this reads at most this many entries, which
-# takes about ten seconds.
+# The columns of a matrix are compared pairwise only if all comparisons read at most this many
+# entries, which takes about ten seconds.
 _MOST_COMPARED = 2**31
 # On a GPU, one kernel computes all marginals if their sums have at most this many terms in total.
 # For longer sums, the cost of starting a kernel for each marginal is negligible.
