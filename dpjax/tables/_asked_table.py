@@ -44,7 +44,7 @@ _IN_UNITS_OF_COLUMN = ("mean", "quantiles", "bounds")
 
 
 class AskedTable:
-    """A table and the ledger that pays. Subclasses such as `PrivateTable` add the statistics."""
+    """A table and the ledger that pays for its statistics, which subclasses define."""
 
     most_rows: int
     relation: NeighboringRelation
@@ -196,7 +196,7 @@ class AskedTable:
         *,
         before: Release | None = None,
     ) -> Release:
-        """Makes a release, and labels its numbers. The guarantee includes the search for bounds."""
+        """Makes a labeled release. Its guarantee includes that of `before`, a search for bounds."""
         release = asked.labeled(self._paid(ask, key), axes)
         if before is None or release.labels is None:
             return release

@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     Attributes:
         question: the rows and groups of the statistic.
         draw: releases the statistic, given a key.
-        axes: the axes of the arrays of the value, except the axes of groups.
+        axes: for each array of the value, its axes besides those of groups.
     """
 
     question: Question
@@ -68,8 +68,8 @@ class AveragesOfTable(CountsOfTable):
 
         Args:
             column: the name of a column of numbers.
-            bounds: public bounds; `PrivateTable` explains all arguments. None spends a quarter of
-                the epsilon to find bounds, by `bounds`; the release's label shows them.
+            bounds: public bounds; `PrivateTable` explains all arguments. With None, a quarter of
+                epsilon pays for finding them by `bounds`; the release's label shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -108,8 +108,8 @@ class AveragesOfTable(CountsOfTable):
 
         Args:
             column: the name of a column of numbers.
-            bounds: public bounds; `PrivateTable` explains all arguments. None spends a quarter of
-                the epsilon to find bounds, by `bounds`; the release's label shows them.
+            bounds: public bounds; `PrivateTable` explains all arguments. With None, a quarter of
+                epsilon pays for finding them by `bounds`; the release's label shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -147,8 +147,8 @@ class AveragesOfTable(CountsOfTable):
 
         Args:
             column: the name of a column of numbers.
-            bounds: public bounds; `PrivateTable` explains all arguments. None spends a quarter of
-                the epsilon to find bounds, by `bounds`; the release's label shows them.
+            bounds: public bounds; `PrivateTable` explains all arguments. With None, a quarter of
+                epsilon pays for finding them by `bounds`; the release's label shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -190,8 +190,8 @@ class AveragesOfTable(CountsOfTable):
         Args:
             column: the name of a column of numbers.
             probabilities: the probabilities of the quantiles, each from 0 to 1.
-            bounds: the range in which quantiles are searched; see `PrivateTable`. None spends a
-                quarter of the epsilon to find bounds, by `bounds`; the release's label shows them.
+            bounds: the range in which quantiles are searched; see `PrivateTable`. With None, a
+                quarter of epsilon pays for finding it by `bounds`; the release's label shows it.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -238,7 +238,7 @@ class AveragesOfTable(CountsOfTable):
     ) -> Release:
         """Releases a statistic of numbers clipped to bounds.
 
-        If `bounds` is None, it finds bounds first, with a part of the cost.
+        If `bounds` is None, a part of the cost pays for a first release that finds bounds.
         """
         if bounds is not None:
             question, draw, axes = ask(*bounds_of(column, bounds, structure_of(self._frame)), cost)

@@ -19,7 +19,7 @@ Bounds: TypeAlias = tuple[End, End] | Mapping[str, tuple[End, End]]
 
 
 def bounds_of(column: str, bounds: Bounds, frame: Frame) -> Ends:
-    """Returns the bounds of one column as numbers. They may be dates, times or durations."""
+    """Returns the bounds of one column, which may be dates, times or durations, as numbers."""
     if isinstance(bounds, Mapping):
         if column not in bounds:
             raise ValueError(

@@ -36,7 +36,7 @@ class Box:
 
     @property
     def size(self) -> np.ndarray:
-        """Returns half of each edge, or the half-axes of the ellipsoid through the corners."""
+        """Returns half the length of each edge, or, in a ball, the half-axes of its ellipsoid."""
         stretch = math.sqrt(len(self.columns)) if self.in_ball else 1.0
         return (self.upper / 2 - self.lower / 2) * stretch
 

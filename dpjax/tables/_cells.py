@@ -43,7 +43,7 @@ class Categories:
         return len(self.keys) + self.missing
 
     def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
-        """Returns the cell of each entry, or -1 for no cell. It depends on this entry alone."""
+        """Returns the cell of each entry, from this entry alone; -1 for no cell."""
         del missing  # This argument only matters for numbers, which have a lower bound.
         found = codes_of(column, self.keys)
         return np.where(column.known, found, len(self.keys)) if self.missing else found
@@ -62,7 +62,7 @@ class Ranges:
 
     Attributes:
         name: the name of the column.
-        edges: the public edges. If numbers are whole, a cell ends below its upper edge.
+        edges: the public edges. If numbers are whole, every cell excludes its upper edge.
         whole: whether the dtype contains only whole numbers.
         missing: whether the last cell is for missing entries.
     """
@@ -89,7 +89,7 @@ class Ranges:
         return np.where(column.known, np.clip(found, 0, ranges - 1), unknown).astype(np.int32)
 
     def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a number in each cell, at the position `drawn`, and which are not missing."""
+        """Returns the number at position `drawn` of each cell, and which are not missing."""
         known = cells < len(self.edges) - 1
         edges = np.array(self.edges)
         low, high = (edges[np.where(known, cells + at, at)] for at in (0, 1))

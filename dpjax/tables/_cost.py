@@ -86,7 +86,7 @@ class Cost:
         return dataclasses.replace(found, delta=part), dataclasses.replace(rest, delta=left)
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
-        """Returns the mechanism of least noise at an epsilon, or of least epsilon at an error."""
+        """Returns the mechanism with the least noise for the epsilon, or epsilon for the error."""
         if self.error is None:
             return self._smaller(query, self.price())
         error = _checks.positive("error", self.error)
@@ -102,13 +102,13 @@ class Cost:
         return self._smaller(query, self._at(_digits_up(enough)))
 
     def buys(self, query: IntegerQuery) -> Price:
-        """Returns the price of a statistic of `query`, with a delta if Gaussian noise is less."""
+        """Returns the price of a statistic of `query`, without a delta if it has Laplace noise."""
         price = self.price()
         is_gaussian = self._smaller(query, price).noise is GAUSSIAN
         return price if is_gaussian else price._replace(delta=None)
 
     def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
-        """Returns Laplace noise, or Gaussian noise if there is a delta and it is smaller."""
+        """Returns the smaller noise: Laplace noise or, if there is a delta, Gaussian noise."""
         epsilon, delta = price
         pure = discrete_laplace if _counts(query) else laplace
         choices = [pure(query.sensitivity("l1", relation=self.relation), epsilon)]
@@ -166,7 +166,8 @@ def _counts(query: AnyQuery) -> bool:
 
 
 def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
-    # A simulated table has traced columns. The error is computed at compile time.
+    # In a simulated table, columns are traced. The error does not depend on them, and is computed
+    # at compile time.
     with jax.ensure_compile_time_eval():
         if isinstance(query, DistinctCount):
             like = jax.ShapeDtypeStruct(query.shape, jnp.int32)
@@ -175,7 +176,7 @@ def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
 
 
 def _down(exact: Fraction) -> float:
-    """Returns the float64 that prints as this decimal, or the next smaller float64."""
+    """Returns the nearest float64, or the next one below if that prints as a larger decimal."""
     nearest = float(exact)
     return nearest if Fraction(repr(nearest)) <= exact else math.nextafter(nearest, 0)
 

@@ -244,7 +244,7 @@ class CountsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The keys that occur in enough rows of a column, if the list of keys is private.
+        """The keys that occur in enough rows of a column without a public list of keys.
 
         Args:
             column: the name of a column of texts or integers.
@@ -346,14 +346,15 @@ _EXPONENTS = range(-20, 64)
 LEAST = 2.0 ** _EXPONENTS[0]
 EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
 BUCKETS = len(EDGES) - 1
-# The exponent of the numbers in each bucket; one below the least in the middle bucket.
+# For each bucket, the exponent of its edge nearer to 0. The middle bucket, which has no such edge,
+# gets the least exponent minus 1.
 _OCTAVES = np.array([*reversed(_EXPONENTS[:-1]), _EXPONENTS[0] - 1, *_EXPONENTS[:-1]])
 # The probability that the fullest bucket contains numbers.
 _CONFIDENCE = 0.999
-# The count from which a bucket like the fullest is in the range, and how much more is needed for
-# each octave between them, in scales of the noise. A bucket of larger numbers widens the range by a
-# factor of 2 for each octave, so its noise may exceed its count with probability 1 / 8 of that of
-# the octave before.
+# A bucket in the octave of the fullest bucket is in the range if its noisy count is at least
+# `_NEEDED` times the scale of the noise. Each octave above requires `_LARGER` more, and each octave
+# below `_SMALLER` more. Each octave above doubles the range, so `_LARGER` makes it 8 times less
+# probable that noise alone is enough.
 _NEEDED, _LARGER, _SMALLER = 3.0, 3 * math.log(2), math.log(2)
 
 
@@ -373,7 +374,7 @@ def powers_of(column: Column) -> np.ndarray:
 def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
     """Returns the range from the first to the last bucket with a large enough noisy count.
 
-    It is NaN if the noise of an empty bucket could be the largest count.
+    The range is NaN if the largest noisy count could be the noise of an empty bucket.
     """
     # With probability `_CONFIDENCE`, the noise of no empty bucket exceeds `sure`.
     confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
@@ -389,7 +390,7 @@ def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
 
 
 def _needed(fullest: int, mechanism: AdditiveMechanism, sure: float) -> np.ndarray:
-    """Returns the noisy count from which each bucket belongs to the range."""
+    """Returns, for each bucket, the least noisy count with which it is in the range."""
     octaves = _OCTAVES - _OCTAVES[fullest]
     scale = float(mechanism.effective_scale(like=np.int32(0)))
     larger = scale * (_NEEDED + _LARGER * octaves)

@@ -29,7 +29,8 @@ class DistinctCount(KnownSensitivity):
     Formal guarantees:
         An added row changes the count of its cell by 1 or 0. A replaced row may remove the only row
         with its old entry, and may bring a new entry, so two cells change by at most 1 each. If
-        there is a single cell, these two changes have opposite signs, so it changes by at most 1.
+        there is a single cell, these changes have opposite signs, so its count changes by at most
+        1.
     """
 
     shape: tuple[int, ...]

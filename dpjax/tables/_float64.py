@@ -27,7 +27,7 @@ from dpjax.targets._clamping import middle_and_half
 def in_float64(
     release: Release, compute: Callable[[dict[str, Any], dict[str, Any]], PyTree]
 ) -> Release:
-    """Replaces a release's value by `compute`, applied to its noisy integers and public facts.
+    """Replaces a release's value by what `compute` makes of its noisy integers and public facts.
 
     The value of a simulated release is not replaced, because its integers are traced.
     """

@@ -96,7 +96,7 @@ class Frame:
         self._converted: dict[str, Column] = {}
 
     def number(self, name: str, moment: Any) -> float:
-        """Converts a public bound of a column to a number. It may be a date, time or duration.
+        """Converts a public bound, which may be a date, time or duration, to a number.
 
         Raises:
             TypeError: if the bound is of another kind than the column.

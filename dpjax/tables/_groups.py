@@ -26,7 +26,7 @@ By: TypeAlias = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """Groups of rows: one cell per combination of keys of some columns; one cell without columns.
+    """Groups of rows, called cells: one for each combination of keys; one if no column is given.
 
     Attributes:
         axes: the columns with their keys.
@@ -117,7 +117,7 @@ def keys_in_groups(
 
 
 def keys_of(name: str, given: Any, frame: Frame) -> tuple[int, ...] | tuple[str, ...]:
-    """Returns the public keys of a column, given as such or as a release. Dates become integers."""
+    """Returns the public keys of a column, also from a release. Dates become integers."""
     keys = given.value if isinstance(given, Release) else given
     if frame.kind_of(name) or (isinstance(keys, (list, tuple)) and any(map(is_moment, keys))):
         keys = [_whole_key(name, frame.number(name, key)) for key in keys]

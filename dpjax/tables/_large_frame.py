@@ -121,7 +121,7 @@ class _Bucket(Frame):
         """Reads the rows that were written to the file of one bucket."""
         self.columns: Mapping[str, object] = like.columns
         self.rows = len(rows)
-        # The number of slots is a power of two, so that buckets share their programs.
+        # The number of slots is a power of two, so that buckets share compiled programs.
         self.slots = max(like.slots, 2 ** max(0, self.rows - 1).bit_length())
         self._converted = {name: self._column(like[name], rows) for name in names}
 

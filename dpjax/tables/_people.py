@@ -26,8 +26,8 @@ class People:
     """The column of people's ids in a table, and how many of their rows count.
 
     Attributes:
-        truncation: decides which rows count. Its groups are columns of the frame, and apply to
-            statistics by these columns.
+        truncation: decides which rows count. A limit on the groups of a column applies to
+            statistics that are grouped by this column.
     """
 
     truncation: Truncation
@@ -46,8 +46,8 @@ class People:
         columns = {name: frame[str(name)] for name in names}
         records = {name: column.with_gaps() for name, column in columns.items()}
         exact, _ = exact_records("frame", records)
-        # Only rows in a cell compete for the places of a person's rows that count. Whether a row is
-        # in a cell depends on that row alone.
+        # The rows of a person that count are chosen among the rows in a cell. Whether a row is in a
+        # cell depends on that row alone.
         inside = question.present & (question.cells.codes >= 0)
         kept, _ = here.kept(exact, jnp.asarray(inside))
         cells = {name: len(keys) for name, keys in by.items()}

@@ -27,8 +27,8 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
       Instead of a list of keys you may pass a release of `keys`. Rows with other keys are not
       counted.
     - `where`: a public predicate on one row, written in JAX, such as `lambda row: row["age"] >=
-      18`. It receives texts, dates and times, which can be compared with one, and numbers. A
-      missing number or date is NaN.
+      18`. Entries of the row are numbers, or texts, dates and times that can be compared with other
+      texts, dates and times. A missing number or date is NaN.
     - `epsilon`, or `share`, a fraction of the epsilon of the ledger's budget, or `error`, the
       half-width of the 95% interval of each number: exactly one of them. If you give an error, the
       table computes the least epsilon that reaches it.

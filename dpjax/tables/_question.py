@@ -31,7 +31,7 @@ class Question:
         statistic: the name with columns, such as "mean of price".
         name: `statistic` with a fingerprint of all arguments, for a ledger.
         cells: the groups.
-        present: which slots contain a row that counts; it depends on that row alone.
+        present: which slots contain a row that counts; whether a row counts depends on it alone.
         relation: which tables are neighbors.
         again: asks the same question of another `PrivateTable`.
         people: how many rows of a person count; None if neighbors differ in one row.
@@ -90,7 +90,7 @@ class Question:
     def labeled(self, release: Release, axes: Mapping[str, tuple[Axis, ...]]) -> Release:
         """Returns the release with one axis per column of groups, and with labels for its numbers.
 
-        `axes` maps names of arrays in the value to the other axes of these arrays.
+        `axes` maps the name of each array in the value to its axes besides those of groups.
         """
         labels = Labels(self.statistic, self.cells.axes, tuple(axes.items()), self.moments)
         if not self.is_grouped:

@@ -294,8 +294,8 @@ def _parts(records: PyTree) -> tuple[Any, Any]:
     return records["x"], records["y"]
 
 
-# The following functions convert correlations and regression lines from units of the ball to the
-# units of the columns.
+# The following functions compute correlations and regression lines from averages of scaled rows,
+# and convert lines to the units of the columns.
 
 
 LINE = "line of a table"
@@ -359,7 +359,7 @@ STATISTICS[LINE] = Statistic(
 def correlation(moments: Moments) -> jax.Array:
     """Computes the correlation of two coordinates.
 
-    Variances have a floor: noise may make them 0.
+    Variances are raised to a floor, because noise may make them 0 or less.
     """
     return _of_two(moments, {})[0]
 

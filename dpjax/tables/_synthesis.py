@@ -79,10 +79,11 @@ class SynthesisOfTable(CountsOfTable):
         marginals where this model has a large error. At the end, rows are drawn from the model.
 
         Args:
-            columns: the names of the columns; None for all but the ids of people. A quarter of
-                epsilon and delta finds keys or bounds of columns that have none here, unless their
-                dtype lists them, as for booleans and an Enum of polars. The label says what was
-                found. If nothing is found for a column, its entries are missing in all rows.
+            columns: the names of the columns; None for all but the ids of people. Some columns may
+                have neither keys nor bounds here, and no dtype that lists their keys, such as
+                booleans or an Enum of polars. A quarter of epsilon and delta pays for finding their
+                keys or bounds. The label says what was found. If nothing is found for a column, its
+                entries are missing in all rows.
             rows: how many rows to draw; any public number, at no cost.
             keys: the public keys of columns of categories, which may come from a release of keys.
                 Rows with other keys are not counted.
@@ -193,7 +194,7 @@ class SynthesisOfTable(CountsOfTable):
     ) -> tuple[dict[str, Release], Cost, Key | None]:
         """Finds missing keys or bounds privately. Returns them, the remaining cost, and a new key.
 
-        It searches columns of texts first. If their keys cannot be found at all, the error is
+        Columns of texts are searched first. So if their keys cannot be found at all, the error is
         raised before any payment.
         """
         if not columns:
@@ -406,7 +407,7 @@ def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndar
 
 
 def _series(nw: Any, like: Any, name: str, array: np.ndarray) -> Any:
-    """Converts an array to a column in the library and dtype of `like`, with plain categories."""
+    """Converts an array to a column in the library and dtype of `like`, except for categoricals."""
     library, dtype = like.implementation, like.dtype
     if dtype in (nw.Categorical, nw.Enum) or dtype.is_decimal():
         dtype = None

@@ -24,7 +24,7 @@ Where: TypeAlias = Callable[[dict[str, Any]], Any]
 
 
 class _Entry(np.lib.mixins.NDArrayOperatorsMixin):
-    """An entry of a row that compares in a way of its own. JAX functions see it as a number."""
+    """An entry of a row with comparisons of its own. JAX functions see it as a number."""
 
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError
