@@ -106,8 +106,8 @@ class PaddedWalk(Walk):
     ) -> list[Any] | None:
         """Returns `outputs` unchanged.
 
-        The base class cuts ranges into cells (`_cells.py`). They do not say how a result depends on
-        the slots.
+        The base class cuts ranges into cells (`_cells.py`). Cells do not say how a result depends
+        on the slots.
         """
         return outputs
 
@@ -244,7 +244,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 
 
 def _within_rows(x: Tracked) -> Tracked:
-    """Returns a tighter bound on the change of a row that is emptied or filled.
+    """Tightens the bound on how much a row changes if its slot is emptied or filled.
 
     The change is at most the sum of the norms of the two rows.
     """

@@ -131,13 +131,13 @@ class Coordinates:
         return (low, first), (second, high)
 
     def inside(self, low: Array, high: Array) -> Array:
-        """Returns which boxes may contain a record: those that intersect every ball of bounds."""
+        """Returns which boxes may contain a record: those that intersect all balls in `bounds`."""
         found = np.ones(len(low), bool)
         for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
             if isinstance(bound, Ball):
                 nearest = np.maximum(np.maximum(low[:, place], -high[:, place]), 0)
-                # The radius is widened, as in the walk of the clamp: the clamp computes the norm
-                # with rounding, and also rounds when it scales a record.
+                # The radius is widened as in the proof: the clamp computes the norm of a record
+                # with rounding, and rounds again when it scales the record.
                 count = place.stop - place.start
                 radius = bound.radius * (1 + (count + 16) * 4 * rounding.unit(dtype))
                 found &= np.sqrt((nearest**2).sum(1)) <= radius * (1 + 2.0**-30)
@@ -435,13 +435,13 @@ def split(
 def enclosures(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Abstract], public: RecordBounds
 ) -> list[tuple[Part, Enclosure]]:
-    """Returns the parts of a program that can be bounded over boxes, each with its `Enclosure`."""
+    """Returns the arrays that can be bounded over boxes of a record, each with its `Enclosure`."""
     walk = RecordWalk()
     rows = [Tracked(x, x, Slots(0)) for x in inputs]
     if isinstance(public, PaddedRecordBounds):
         rows = inputs_of(inputs, public)
     # This walk uses no lemmas, so it may refuse an operation that combines records. By then, it has
-    # found the parts before this operation.
+    # found all arrays that are computed for each record alone before this operation.
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, consts, [None] * (len(jaxpr.invars) - len(rows)) + rows)
     coordinates = coordinates_of(inputs, public)
@@ -501,8 +501,9 @@ def farthest_apart(
 
     The search tries to make the distance large.
 
-    It starts from the given pairs of records. Then it moves one coordinate at a time to one of its
-    ends or to the middle: of the first record, of the second record, or of all other records.
+    It starts from the given pairs of records. Then it changes one coordinate at a time, of the
+    first record, of the second record, or of all other records: to an end of its range, or to the
+    middle.
     """
     leaves = jax.tree.leaves(specs)
     run = jax.jit(jex.jaxpr_as_fun(program.jaxpr))

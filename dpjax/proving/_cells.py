@@ -230,7 +230,8 @@ def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
 
     Its dtype and pending operations are those of `like`.
 
-    The array is public only if `like` is, because a compiler may combine public numbers.
+    Rules treat public arrays in another way, because a compiler may combine public numbers. So the
+    array is public only if `like` is.
     """
     one = 0.0 if like.is_public else 1.0
     each = Difference(np.full(1, one), one * len(low), one * math.sqrt(len(low)))

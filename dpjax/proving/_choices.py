@@ -110,8 +110,8 @@ def everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
 def one_true(a: Abstract, b: Abstract) -> int:
     """Returns the number of one-hot groups in a row of a == b; 0 if it is not one-hot.
 
-    It is a one-hot encoding if one array is constant along an axis along which the other array has
-    distinct constants.
+    The answers along an axis are one-hot if one array has distinct constants along this axis, and
+    the other array does not vary along it.
     """
     for x, levels in ((a, b), (b, a)):
         # Two uses of x may be rounded differently and equal different levels, so both answers may
@@ -164,11 +164,11 @@ def logic(
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
-    """Returns the value of `isfinite`: always true, because the range of the operand is finite."""
+    """Returns the value of `isfinite`: true for all numbers, because their range is finite."""
     if not x.is_finite:
         raise RefusalError("is_finite of a constant that is not finite is not supported in proofs")
-    # The range is finite, so an entry is finite exactly if it equals itself, that is, unless it is
-    # NaN.
+    # The range is finite, so an entry is finite unless it is NaN. An entry is NaN if it does not
+    # equal itself.
     if x.nan:
         return compare(equal, x, x)
     return everywhere(True, x.shape)
@@ -262,7 +262,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
     found = lipschitz(
         (x,), ends, (1.0,), dtype=dtype, relative=theta, whole=x.whole and exact, rows=rows
     )  # fmt: skip
-    # Entries along a tied axis change alike, and still do so after the cast.
+    # The array is constant along its tied axes, and is still so after the cast.
     return dataclasses.replace(found, tied=x.tied)
 
 

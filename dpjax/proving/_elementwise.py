@@ -147,7 +147,7 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
     most = max(pending.shift, pending.load)
     whole = a.whole and b.whole and _fits(low, high, dtype)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
-    # Adding 0 changes nothing, so a constant that is 0 does not count.
+    # A constant that is 0 is ignored, because adding it changes nothing.
     constant_ = any(x.is_public and x.magnitude.any() for x in (a, b))
     if not whole and (a.pending.shift or b.pending.shift) and constant_:
         combined = 8 * rounding.unit(dtype) * pending.shift

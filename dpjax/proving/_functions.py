@@ -32,7 +32,9 @@ from dpjax.proving._value import (
 
 
 def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
-    """Returns the value of x^y for x > 0 and a public y, whose slope is largest at an end.
+    """Returns the value of x^y for x > 0 and a public y.
+
+    The slope of the power is largest at an end of the range of x.
 
     A device may compute exp(y log x). Then each of a few operations changes the operand of exp by
     at most u |y log x|, where u is the unit roundoff.

@@ -231,8 +231,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
-        # A difference bounds the change of one row. Bounds that all rows share are stored as one
-        # row.
+        # One row is stored for all records in two cases: the arrays bound the change of any row
+        # (`record`), or each of them has one bound for all rows.
         rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:

@@ -147,7 +147,8 @@ def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
 def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     """Returns the value of sum(w x) / sum(w).
 
-    It changes by at most the width of the range of x times the largest fraction of one weight.
+    It changes by at most the width of the range of x, times the largest fraction of the total
+    weight that one record can have.
 
     The relative error of each sum is gamma_n, and the quotient adds 8 u. A compiler may compute the
     weights again for the second sum, so their `apart` is added.
@@ -245,9 +246,10 @@ def median(x: Abstract) -> Abstract:
 
 
 def as_records(x: Abstract) -> Abstract:
-    """Returns a sorted vector in which one number is replaced as a vector of records.
+    """If at most one number of a sorted vector is replaced: the vector, as an array of records.
 
-    This is for functions that do not depend on the order of records.
+    Other arrays are returned unchanged. This is for functions that do not depend on the order of
+    records.
     """
     if x.axis is not None or len(x.shape) != 1 or x.replaced > 1:
         return x
@@ -304,10 +306,11 @@ def place_among(x: Abstract, levels: Abstract) -> Abstract:
 def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstract | None:
     """Returns the value of `jnp.interp` between public points, which is constant outside of them.
 
-    The function is continuous, and its slopes are those between successive points. A device
-    computes h + (x - p) / (p' - p) (h' - h) with fewer than 16 roundings. The quotient is at most 1
-    up to rounding. The magnitudes of the differences are limited, so that no order of the factors
-    overflows, and a number that is flushed to 0 is multiplied by at most 2^42.
+    The function is continuous, and its slopes are those between successive points. Between two
+    points (p, h) and (p', h'), a device computes h + (x - p) / (p' - p) (h' - h) with fewer than 16
+    roundings. The quotient is at most 1 up to rounding. The magnitudes of the differences are
+    limited, so that no order of the factors overflows, and a number that is flushed to 0 is
+    multiplied by at most 2^42.
     """
     sizes = np.abs(np.concatenate([places, heights, [x.low.min(), x.high.max()]]))
     widths, rises = np.diff(places), np.diff(heights)
@@ -370,7 +373,7 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     def moved(d: Difference) -> Moves:
         entry, both = _farthest_two(d, axis, count)
         each, largest = np.tanh(entry / 4), np.tanh(both / 4)
-        # How many entries each stored bound covers.
+        # Each stored bound covers `copies` entries.
         places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
         copies = places / max(1, largest.size)
         slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)
@@ -391,7 +394,7 @@ def shared(x: Abstract, t: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     """Returns the value of t softmax(x), where t has one number for each softmax.
 
     A device computes it as (t / sum_j exp x_j) exp x_i, whose rounding adds a few units. The sum is
-    at least 1, up to rounding, so at most a quotient close to 0 is flushed to 0.
+    at least 1, up to rounding, so a quotient is flushed to 0 only if t is close to 0.
     """
     if (share := softmax(x, axes)) is None:
         return None

@@ -217,8 +217,9 @@ def _stacked(pairs: Sequence[tuple[Abstract, Abstract]]) -> Abstract:
 class LongLoop:
     """A `scan` and its operands, which are bounded by an invariant.
 
-    There are three kinds of carries. To a counter, each step adds a constant integer. To a sum,
-    each step adds a term that does not depend on the sum. All other carries need an invariant.
+    There are three kinds of carries. A carry is a counter if each step adds a constant integer to
+    it. It is a sum if each step adds a term that does not depend on the sum. All other carries need
+    an invariant.
     """
 
     def __init__(self, parameters: Any, operands: Sequence[Abstract]) -> None:
@@ -496,7 +497,7 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
         (each, float(l1), float(l2)) for each, l1, l2 in (moves[:3], moves[3:])
     )  # fmt: skip
     # If a compiler finds that no step changes a carry, it knows that the carry has the values of
-    # the start. So the flags are kept.
+    # the start. So the flags, such as `hidden`, are kept.
     pending = Pending().having(**(_flags(x) | {"coarse": False}))
     return make(
         x.shape, x.dtype, -low, high, x.axis, changed, others, whole=x.whole, pending=pending

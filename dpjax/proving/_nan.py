@@ -82,9 +82,10 @@ RULES: dict[str, Rule] = {
 
 
 def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
-    """Returns the result, if its bounds are valid where an operand may become NaN.
+    """Returns the result, after a check of its bounds where an operand may become NaN.
 
-    Wherever this may happen, the bounds must allow the entry of the result to change.
+    If an entry of an operand may become NaN on one of two neighbors, the bounds must allow the
+    entry of the result to change.
 
     Raises:
         RefusalError: if its bounds do not allow this. For example, 0 x is 0 for every number x, but

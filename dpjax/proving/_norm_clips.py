@@ -189,8 +189,8 @@ class Search:
             return first if (known.low == first).all() else None
         if node.name not in ("convert_element_type", "broadcast_in_dim"):
             return None
-        # A cast to float rounds the number, which the lemma's error includes. A cast to an integer
-        # may turn 1.9 into 1.
+        # A cast to float rounds the number, and the error of the lemma covers this rounding. A cast
+        # to an integer may turn 1.9 into 1.
         dtype = np.dtype(aval(node.equation.outvars[0]).dtype)
         is_float = dtype.kind == "f" and dtype.itemsize >= 4
         return self.number(node.operands[0]) if is_float else None
@@ -314,7 +314,7 @@ class Search:
         return self.moved(node, self.below_reciprocal)
 
     def when_long(self, node: _Node) -> "tuple[_Norm, At, At] | None":
-        """Analyzes a choice by whether the norm of x exceeds a number, up to rounding.
+        """Analyzes a `select` that tests whether the norm of x exceeds a number, up to rounding.
 
         Returns:
             The norm, whose factor is the largest norm of x for which the case of a small norm is
@@ -538,7 +538,7 @@ def at_most_one_over_the_norm(made: Made, equation: Equation, values: Values) ->
 
 
 def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float) -> float | None:
-    """Bounds the norm of x over its computed norm, if the latter is at least `least`.
+    """Bounds ||x|| divided by the computed norm of x, if the computed norm is at least `least`.
 
     `length` is the bound without rounding.
     """

@@ -43,8 +43,8 @@ class Operation(NamedTuple):
         rule: computes the abstract value of the result, or a list of several. Its arguments are the
             abstract values of the operands and, by keyword, the parameters of the primitive. If it
             is None, the operation is refused. The rule of `scan` is part of the walk.
-        slots: how the result depends on slots. If it is None, the operands must be public under
-            add-or-remove-one.
+        slots: how the result depends on which slots contain which records, under add-or-remove-one.
+            If it is None, the operands must be public under this relation.
         merging: how a compiler may merge the operation with others. `ANY` allows every kind of
             merging.
         tighter: computes a tighter bound on the result, under add-or-remove-one.

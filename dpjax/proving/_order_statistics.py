@@ -42,7 +42,7 @@ class Combination:
     off: float
 
     def tightened(self, x: Abstract) -> Abstract:
-        """Returns the abstract value of the combination, tightened by the lemma."""
+        """Returns the abstract value of the combination, tightened by the lemma of this file."""
         weights, d = self.weights.reshape(-1, self.weights.shape[-1]), self.of.others.l1
         slip, size, room = 2 * self.off, len(weights), 1 + 2.0**-30
         each = self.weights.max(-1) * d * room + slip
@@ -91,7 +91,7 @@ def combination(
         return None
     size = max(float(x.magnitude.max()) for x in (found, *operands))
     relative = relative / (1 - relative) if relative < 0.5 else math.inf
-    # A rounded number is at most (size + absolute) / (1 - relative) before rounding.
+    # Before it was rounded, a number was at most (size + absolute) / (1 - relative).
     off = float(rounding.up(made.off + relative * (size + absolute) + absolute))
     return dataclasses.replace(made, off=off) if math.isfinite(off) else None
 

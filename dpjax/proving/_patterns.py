@@ -54,7 +54,7 @@ class Program:
         return self.made.get(atom) if isinstance(atom, jex.Var) else None
 
     def sources(self, atom: Atom, name: str) -> Iterator[Equation]:
-        """Yields operations of this name from which a variable is computed, within a few levels."""
+        """Yields the operations of this name that a variable depends on, a few operations back."""
         seen, front = set[int](), [atom]
         for _ in range(_DEPTH):
             made = [e for e in map(self.definition, front) if e is not None and id(e) not in seen]

@@ -80,13 +80,13 @@ def carried(
 
 
 class _Power(NamedTuple):
-    """The token of a sum that was raised to a power."""
+    """Identifies a sum in `Pending.starts` that was raised to a power."""
 
     token: object
 
 
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
-    """Returns the flags of a result.
+    """Returns the flags of a result, which are the boolean fields of `Pending`.
 
     A compiler does not remove an operation that no other can cancel, except comparisons of
     booleans. Such an operation hides the padding and the truncation of its operands from the
@@ -160,7 +160,7 @@ def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, 
 
 
 def flattened(x: Abstract) -> tuple[int, float]:
-    """Returns how many terms an entry has in a flattened sum, and the sum of their magnitudes."""
+    """Returns how many terms an entry adds to a flattened sum, and the sum of their magnitudes."""
     old = x.pending
     is_sum = old.terms > 1 and abs(abs(old.factor) - 1) < 2.0**-8
     return (old.terms, old.weight) if is_sum else (1, 0.0)

@@ -179,7 +179,7 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
 def check_scatter(
     start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
 ) -> tuple[tuple[int, ...], int]:
-    """Returns the shape of the row of each record, and the number of places.
+    """Returns the shape of the row of each record, and the number of indices of rows.
 
     Raises:
         RefusalError: unless the scatter adds one number or row of each record at one place.
@@ -239,11 +239,11 @@ def scatter_extremum(
     dimension_numbers: Any, mode: Any, unique_indices: bool = False,
     indices_are_sorted: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Returns the value of an extremum of the records at each place, as `jax.ops.segment_max`.
+    """Returns the value of an extremum of the records at each index, as `jax.ops.segment_max`.
 
-    If the place of a record changes, the extrema of its old and its new place may change. So at
-    most two rows change, each within its range. If the place does not change, only the row of this
-    place changes, by at most as much as the record.
+    If the index of a record changes, the extrema at its old and at its new index may change. So at
+    most two rows change, each within its range. If the index does not change, only the row at this
+    index changes, by at most as much as the record.
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError(
@@ -286,9 +286,9 @@ def scatter_set(
     start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
     unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Returns the value of a scatter that writes one public number at the place of each record.
+    """Returns the value of a scatter that writes one public number at the index of each record.
 
-    If the numbers may differ, the scatter is refused, because the order of writes to one place is
+    If the numbers may differ, the scatter is refused, because the order of writes to one index is
     not defined.
     """
     known = updates.is_known and bool((updates.low == updates.low.flat[0]).all())
@@ -340,7 +340,7 @@ def scatter_add(
     each, l1, l2 = moved_rows(places, updates, size)
 
     def put(row: np.ndarray) -> np.ndarray:
-        """Returns the bounds on a row in a shape that broadcasts over all places."""
+        """Returns the bounds on a row, in a shape that broadcasts to all rows of the result."""
         return row.reshape((1,) * axes + row.shape[1:])
 
     moved = (

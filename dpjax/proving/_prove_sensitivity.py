@@ -301,7 +301,7 @@ def own_bound(
 
 
 def _refuse_rounded(target: object) -> None:
-    """Refuses a query of sums: its own proof is about integers, but its floats are rounded."""
+    """Refuses a query of sums: its own proof is about integers, but it returns rounded floats."""
     if isinstance(target, KnowsSensitivity) and target._is_rounded:
         raise NoProofError(
             f"the proof of a {type(target).__name__} is about integers, which privatize computes "
@@ -321,7 +321,7 @@ def traced(target: Target, specs: Database, public: RecordBounds) -> Program:
 
 @np.errstate(all="ignore")
 def visit(walk: Walk, program: Program, specs: Database, public: RecordBounds) -> None:
-    """Walks a program, as far as it has rules."""
+    """Walks a program, and ends without an error if the walk refuses it."""
     jaxpr = _after_the_clamp(program, specs, public)
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, _inputs(program, public)))

@@ -15,8 +15,9 @@ does not change its sign. Let r = t R, which is in [l0, h0]. For the changed rec
 is b_i (m_i - r) - b_i' (m_i' - r). If both terms have the same sign, their difference is at most
 the larger term. Otherwise, it is at most b (|m_i - r| + |m_i' - r|) <= b (h0 - l0).
 
-Sums by place have one A and one B for each place. If a record leaves a place, its b_i' at this
-place is 0. So the lemma is true for each place, and at most two places change.
+Sums by place, such as those of `jax.ops.segment_sum`, have one A and one B for each place. If a
+record leaves a place, its b_i' at this place is 0. So the lemma is true for each place, and at most
+two places change.
 
 In sums over pairs of records, one record changes several terms, and the bound is multiplied by the
 number of these terms.
@@ -60,7 +61,7 @@ class _Sum(NamedTuple):
     Attributes:
         terms: one array, or two arrays whose product is summed.
         form: facts about the sum. Two sums with equal facts add up terms at the same indices.
-        places: for a sum by place, the place of each term.
+        places: for a sum by place (a scatter-add), the index to which each term is added.
         more: arrays of the same shape whose sums are added to this sum.
     """
 
@@ -154,7 +155,7 @@ class _Ratios:
         return all(self.same(x, y, depth - 1) for x, y in pairs)
 
     def by_record(self, at: At) -> At:
-        """Returns the vector with one number for each record that an array repeats, or the array.
+        """If an array repeats a vector of one number for each record: this vector. Else the array.
 
         The entries of the array at the index of a record are all copies of its number.
         """
@@ -176,7 +177,7 @@ class _Ratios:
                 return start
 
     def sum(self, at: At) -> _Sum | None:
-        """Returns the sum over records that a variable is; None for other variables."""
+        """If a variable is a sum over records: the terms of this sum. Otherwise None."""
         node = self.node(self.plain(at))
         if node.name == "add":
             one, other = (self.sum(operand) for operand in node.operands)

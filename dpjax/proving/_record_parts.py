@@ -60,12 +60,13 @@ class Fact:
     Attributes:
         low: lower bounds on the computed result.
         high: upper bounds on the computed result.
-        relative: an error for each unit of the result, or of the magnitudes that a sum adds up.
+        relative: the error per unit of the result; for a sum, per unit of the magnitudes that are
+            added up.
         absolute: an error that is added. Both errors together cover the largest distance of the
             computed result from the exact result for the same computed operands, and the error of
             the same operation in float64.
-        merging: an error for each unit of the largest magnitude among operands and results, because
-            a compiler may merge the operations of an evaluation.
+        merging: the error per unit of the largest magnitude among operands and results. It arises
+            because a compiler may merge operations of the program that computes the bounds.
         gap: numbers that are closer than this may compare as equal, because a device may flush
             them.
         axis: the axis of records.
@@ -191,7 +192,7 @@ def slopes_of(jaxpr: jex.Jaxpr) -> int:
 def enclosed(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], facts: dict[Key, Fact], part: Part
 ) -> Callable[[Sequence[Ends]], Ends] | None:
-    """Returns a function that computes the ends of a part; None if it is unknown.
+    """Returns a function that computes lower and upper bounds on a part; None if it is unknown.
 
     Its arguments are the ends of the records, which are the last inputs of `jaxpr`.
 
@@ -458,9 +459,9 @@ def _of_numbers(name: str, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _converted(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
-    """Returns the ends of a cast, which is increasing, except that a cast to booleans is not.
+    """Returns the ends of a cast. All casts are increasing, except casts to booleans.
 
-    In that cast, 0 is false, and all other numbers are true.
+    A cast to booleans maps 0 to false, and all other numbers to true.
     """
     if np.dtype(equation.params["new_dtype"]).kind != "b":
         return _growing(equation, operands, fact)

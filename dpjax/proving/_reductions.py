@@ -179,7 +179,8 @@ def sum_over(x: Abstract, axes: Sequence[int], sums_of: SumsOf = Sums.of, **_: A
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
     counts = [math.inf, math.inf]
-    # A flattened sum of sums may be rounded differently even where no summand changes.
+    # If a compiler flattens a sum of sums, the sum may be rounded differently even where no summand
+    # changes. Then the number of changed entries is not bounded.
     if sums.pending.terms <= count:
         counts = [d.count + (rest * x.others.count if rest else 0.0) for d in (x.changed, x.others)]
     if axis is None:

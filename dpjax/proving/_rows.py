@@ -40,8 +40,8 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # `check_surrounded` must refuse sums of such an array, but bounds on rows would hide its
-        # form.
+        # `check_surrounded` must refuse sums of such an array. With bounds on rows, it would not
+        # see that only one entry can change.
         raise RefusalError(
             f"an array in which only one entry along axis {axis} can change cannot be combined "
             "with records along this axis"

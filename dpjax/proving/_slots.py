@@ -26,15 +26,16 @@ class Slots:
     """How an array depends on the slots of records.
 
     Attributes:
-        axis: the axis along which the array follows the records; None if it stays.
-        alike: for an array that stays, the axes along which it is constant.
+        axis: the axis along which rows are permuted like the records; None if no permutation of
+            records changes the array.
+        alike: if `axis` is None, the axes along which the array is constant.
     """
 
     axis: int | None = None
     alike: frozenset[int] = frozenset()
 
     def moved(self, place: Callable[[int], int | None]) -> "Slots":
-        """Returns the dependence after an operation that permutes axes.
+        """Returns how an array depends on slots after an operation that permutes its axes.
 
         `place` maps an old axis to its new index, or to None if it is removed.
         """
@@ -44,7 +45,7 @@ class Slots:
         return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
     def without(self, axes: Sequence[int]) -> "Slots":
-        """Returns the dependence after an operation that removes axes."""
+        """Returns how an array depends on slots after an operation that removes axes."""
         return self.moved(lambda k: None if k in axes else k - sum(a < k for a in axes))
 
 
@@ -58,7 +59,7 @@ class Tracked:
             entry.
         empty: an abstract value whose range includes the row of an empty slot.
         slots: how the array depends on slots.
-        fixed: whether a permutation of records does not change a single bit of the array.
+        fixed: whether no permutation of records changes a single bit of the array.
     """
 
     value: Abstract
@@ -67,7 +68,7 @@ class Tracked:
     fixed: bool = False
 
     def is_alike(self, axis: int) -> bool:
-        """Whether an array that stays is constant along an axis."""
+        """Whether an array is constant along an axis, if no permutation of records changes it."""
         x = self.value
         if not x.shape or axis in self.slots.alike or x.shape[axis] == 1:
             return True
@@ -125,8 +126,8 @@ def at_one_place(op: Applied) -> Slots:
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
-    # If an operand stays but is not constant along the axis of records, it has different numbers
-    # for different slots.
+    # If no permutation of records changes an operand, but it varies along the axis of records, it
+    # has different numbers for different slots.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(
             f"this operation combines records with numbers that depend on the slot: {_REMEDY}"
@@ -176,7 +177,8 @@ def chosen(op: Applied) -> Slots:
 def ordered(op: Applied) -> Slots:
     """The slot rule of sorts: sorted records do not depend on their order before the sort.
 
-    If numbers are sorted by equal records, they keep their order, so they depend on slots.
+    If other numbers are sorted by the records, the numbers of equal records stay in the order of
+    their slots. So the result depends on slots.
     """
     axis = op.first.slots.axis
     if len(op.operands) > 1 and any(x.slots.axis is not None for x in op.operands):
@@ -252,7 +254,7 @@ def multiplied(op: Applied) -> Slots:
 
 
 def gathered(op: Applied) -> Slots:
-    """The slot rule of gathers: rows of a public table by record, or one index of records."""
+    """The slot rule of gathers: one table row for each record, or the same entry of each record."""
     table, places = op.operands
     if places.slots.axis is not None:
         if table.slots.axis is not None:

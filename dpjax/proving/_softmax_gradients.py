@@ -19,8 +19,9 @@ class Mark(NamedTuple):
         x: the operand of the softmax.
         axis: the axis of the softmax.
         of: the exponentials of x minus its maximum; None if these are the marked array itself.
-        places: for the sum of the exponentials, and for t over this sum, the axis of x that each
-            axis indexes; None for an axis of copies.
+        places: if the marked array is the sum of the exponentials, or t over this sum: for each of
+            its axes the axis of x with the same index, or None if the array only repeats its
+            numbers along this axis.
         t: the numerator of t over the sum.
     """
 

@@ -355,9 +355,10 @@ def erring(
 ) -> Moves:
     """Returns bounds on the difference of two computed values, from those of the exact values.
 
-    The error of each computed value is at most `error`. So twice this error is added for entries
-    that change, at most `count` entries. An entry that does not change has equal inputs, so both of
-    its values are rounded alike. If there is an axis of records, the bounds are on one row.
+    The error of each computed value is at most `error`. So twice this error is added to the bounds
+    for entries that change. At most `count` entries change. An entry that does not change has equal
+    inputs, so both of its values are rounded alike. If there is an axis of records, the bounds are
+    on one row.
     """
     each, l1, l2 = moves
     error = np.asarray(error, float)

@@ -189,9 +189,9 @@ def pooled_sum(x: Abstract, sums_of: SumsOf = Sums.of, **parameters: Any) -> Abs
     """Returns the value of a reduce_window_sum: sums of the entries of windows, in any order.
 
     An entry is in at most m windows, and a window contains K entries. So a difference grows at most
-    m times in the l1 norm, and sqrt(m K) times in the l2 norm (Schur's test). The l2 norm is also
-    at most sqrt(m) times the old l1 norm: it is subadditive, and a change by d of one entry changes
-    m results by d.
+    m times in the l1 norm, and sqrt(m K) times in the l2 norm (Schur's test). A change by d of one
+    entry changes m results by d, which is a change by sqrt(m) d in l2. These norms add up over the
+    entries, so the l2 norm is also at most sqrt(m) times the old l1 norm.
     """
     check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
@@ -227,7 +227,7 @@ def pooled_sum(x: Abstract, sums_of: SumsOf = Sums.of, **parameters: Any) -> Abs
 
 
 def _touched(d: Difference, by_one: float) -> float:
-    """Bounds how many results change if one entry touches `by_one` results."""
+    """Bounds how many results change, if an entry is part of at most `by_one` results."""
     return d.count * by_one if d.count else 0.0
 
 
