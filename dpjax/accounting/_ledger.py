@@ -492,8 +492,8 @@ class Ledger(Account):
 
     def _debit(self, release: Payment, price: Amount | None = None) -> None:
         """Writes a debit to the file: `price` if given, and otherwise the guarantee's cost."""
-        # A gamma that was set by hand has no sampling. `compose` gives it one with a new identity,
-        # and this identity is stored in the file.
+        # A gamma that was set by hand has no sampling. `compose` gives it a sampling with a new
+        # identity, which is stored in the file.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"

@@ -22,9 +22,9 @@ _INTERVAL = 1e-4
 # The largest number of intervals of privacy losses; if more would be needed, intervals become
 # wider. Also the largest privacy loss; a run with larger losses is refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# Convolutions by FFT lose probability mass to rounding. The lost mass is at most the first number
-# plus the second number for every step: the total probability of one step has an error of 1e-16,
-# and is raised to the power of the number of steps.
+# Convolutions by FFT lose probability mass to rounding: at most `_LOST_TO_ROUNDING`, and
+# `_LOST_PER_STEP` more for every step. The reason is that the total probability of one step has an
+# error of 1e-16, and is raised to the power of the number of steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
 # dp-accounting raises the number of outcomes to the power of the number of steps. Above this number

@@ -180,7 +180,10 @@ class Share(Account):
 
 
 def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:
-    """Returns the mu of a release, rounded up; None if it has a delta and is not Gaussian.
+    """Returns mu, the sensitivity over the standard deviation of the noise, rounded up.
+
+    A release without a delta counts like Gaussian noise with some mu. The result is None if the
+    release has a delta and is not Gaussian.
 
     `shift` is 2 if the noise was calibrated under add-or-remove-one, but the ledger is under
     replace-one. Replacing a record then changes the value twice as much.

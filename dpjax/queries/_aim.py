@@ -100,7 +100,7 @@ class Plan:
 
 
 def _outside(known: Sensitivity) -> Sensitivity:
-    """Returns `known` without the rounding of floats, for values that are exact integers."""
+    """Returns `known` without its allowance for float rounding, as the values are integers."""
     plain = assume_sensitivity(known.value, norm=known.norm, relation=known.relation)
     return dataclasses.replace(plain, privacy_unit=known.privacy_unit, notes=known.notes)
 
@@ -133,11 +133,11 @@ def plan_of(
 
 
 def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
-    """Raises a `ValueError` if `budget` is too small for any noise. It uses only public numbers."""
+    """Raises a `ValueError` if `budget` is too small for any noise, from public numbers alone."""
     names = [(name,) for name in plan.sizes]
     gaussian_at(plan.reach(names[0], "l2"), budget._most)
-    # Each stage except the first and the last spends at least this fraction of the budget. The last
-    # stage spends all that is left.
+    # `releases` is an upper bound: each stage except the first and the last spends at least a fixed
+    # fraction of the budget, and the last stage spends all that is left.
     releases = len(names) * (2 * _PER_COLUMN + 4)
     drawn = releases * plan.most_drawn
     epsilon, delta = charged(budget.epsilon * (1 - SHARE), budget.delta, drawn)
@@ -250,7 +250,7 @@ class _Run:
         ]
 
     def _score(self, columns: Columns, model: GraphicalModel, rho: float) -> int:
-        """Returns the model's error in a marginal minus the expected noise, times its weight.
+        """Returns the weight of a marginal times (the model's error in it - the expected noise).
 
         The counts of the model are rounded to integers, so a score is an integer. A record changes
         the score by at most the weight times the l1 norm of its change of the marginal.

@@ -114,7 +114,7 @@ def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
 
 
 def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> np.ndarray:
-    """Returns bounds on the errors of weighted sums of released numbers, in their units.
+    """Returns bounds on the errors of weighted sums, in units of the released numbers.
 
     The errors are those of noise and rounding. Each bound fails with probability at most `tail`.
     The weights are along the last axis, and at least 0.

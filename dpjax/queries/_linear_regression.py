@@ -165,7 +165,7 @@ def _line(
 
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """Solves the regularized normal equations. Returns the regression line, and the matrix."""
+    """Solves the regularized normal equations. Returns the regression line, and their matrix."""
     size = len(moments.mean)
     # The averages of (1, x) (1, x, y)^T, in units of the radii. The regularization is added below.
     with_one = jnp.concatenate([jnp.ones(1), moments.mean])
@@ -206,7 +206,7 @@ def _line_query(
 ) -> IntegerQuery:
     """Returns the query of the upper triangle of the sum of z z^T, for z = (1/2, x, y).
 
-    It leaves out the last entry, the sum of y^2.
+    The query leaves out the last entry, the sum of y^2.
     """
     rows, others = upper_triangle(2 + dims)
     moved, entries = functools.partial(_moved, dims), (rows[:-1], others[:-1])
@@ -235,7 +235,7 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
 def _moved_in_l1(d: int) -> Fraction:
     """Returns the l1 bound of `_moved` for a replaced record and d > 1.
 
-    It is the maximum of two cases: y keeps its sign, or y changes its sign.
+    The bound is the maximum of two cases: y keeps its sign, or y changes its sign.
     """
     h, root, both = _WEIGHT, math.sqrt(2 * d), moved_products(d)
     kept = largest_by_angle(away=(1 + float(h)) * root, both=both)

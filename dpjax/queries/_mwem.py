@@ -75,7 +75,7 @@ class _State(NamedTuple):
         number: the number of finished rounds.
         tries: the offset of the random numbers for the next try.
         log_weights: the log weights of the cells of the table.
-        total: the sum of the tables at the start of each round.
+        total: the table at the start of a round, summed over the rounds so far.
         rows: the weights of each measured query, for the updates of later rounds.
         answers: the noisy answers to these queries.
         measured: the results of every round.
@@ -95,8 +95,8 @@ class MwemTable:
     """A table that answers a workload, and the measurements behind it; made by `mwem`.
 
     Attributes:
-        average: the average of the tables at the start of each round, floats of the shape of the
-            workload's table. `Mwem.error` bounds its error. Pass it to `workload.answers`.
+        average: the table at the start of a round, averaged over all rounds; floats of the shape of
+            the workload's table. `Mwem.error` bounds its error. Pass it to `workload.answers`.
         last: the table after the last round, which is usually better in practice.
         queries: int32 of shape (rounds,), the index of the query measured in each round.
         measurements: shape (rounds,), the noisy answers to these queries.

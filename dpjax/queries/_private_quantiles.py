@@ -351,11 +351,11 @@ def _of_ranks(
 
 
 def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: float) -> Any:
-    """Returns the variance of the noise of an excess, from the number of noisy counts on each side.
+    """Returns the variance of the noise of the excess of a threshold.
 
-    The excess of a threshold is the number of records below it, minus p times the number of all
-    records. Its noise is (1 - p) times the noise of the counts on the left, minus p times the noise
-    of the counts on the right.
+    The excess is the number of records below the threshold, minus p times the number of all
+    records. There are `left` noisy counts below the threshold and `right` above. The noise of the
+    excess is (1 - p) times the noise of the counts below, minus p times that of the counts above.
     """
     # Noise on integers is rounded to integers, which adds 1/12 to the variance.
     return (2 * scale**2 + 1 / 12) * (left * (1 - p) ** 2 + right * p**2)

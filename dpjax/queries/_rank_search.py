@@ -80,7 +80,7 @@ class Ranks(NamedTuple):
 class RankSearch(SensitivityMechanism):
     """Finds quantiles in a histogram and counts the records around them; made by `rank_search`.
 
-    The value is counts of shape (..., cells), integers, where leading axes are groups.
+    The value is counts of shape (..., cells), integers. Leading axes are for groups.
 
     Attributes:
         sensitivity: the most that one record changes all counts, in the norm l1.
@@ -186,8 +186,8 @@ class RankSearch(SensitivityMechanism):
 
         def select(edges: jax.Array, step: Any) -> tuple[jax.Array, None]:
             key, (at, left, right, a, b), calibration = step
-            # Edges outside of the segment are excluded. They could make segments overlap, and a
-            # record in two segments would cost twice.
+            # Edges outside of the segment from `left` to `right` are excluded. They could make
+            # segments overlap, and a record in two segments would cost twice.
             scores, outside = _scores_between(below, edges[left], edges[right], a, b)
             edge = permute_and_flip_index(key, scores, calibration, taken=outside)
             return edges.at[at].set(edge), None
@@ -199,8 +199,8 @@ class RankSearch(SensitivityMechanism):
 
     def _calibration(self, node: Node, below: jax.Array) -> Calibration:
         calibration = self.selection(node)._calibration(_scores_like(below))
-        # A changed record may change the scores in this many segments. Each of these segments is
-        # charged for the errors of the tables from which its noise is drawn.
+        # A changed record may change the scores in `segments` segments. Each of them is charged for
+        # the errors of the tables from which its noise is drawn.
         segments = jnp.maximum(self.sensitivity.value, 1.0)
         return dataclasses.replace(
             calibration, scale=calibration.scale * _OUTWARD, coordinates=2 * segments

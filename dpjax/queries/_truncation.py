@@ -81,7 +81,7 @@ class Truncation:
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """Integer codes of the person and groups of every row, and the order in each cell."""
+    """For every row, codes of its person and groups (its cell), and its order within this cell."""
 
     codes: tuple[jax.Array, ...]
     order: tuple[jax.Array, ...]
@@ -112,7 +112,7 @@ class Cells:
 
 
 def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
-    """Returns integer codes, equal exactly for equal entries, and a mask of known entries."""
+    """Returns integer codes, equal if and only if entries are, and a mask of known entries."""
     if isinstance(column, Texts):
         words = jnp.asarray(column.words)
         return _codes(tuple(words.T)), jnp.any(words != 0, axis=-1)
@@ -168,7 +168,7 @@ def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Arr
 def _number_of_group(
     ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
 ) -> jax.Array:
-    """Returns, for each present row, how many groups of the person have an earlier first row."""
+    """Returns, for each present row, how many groups of its person begin before the row's group."""
     starts, _, rows = _sorted((~present, ids, codes), order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present

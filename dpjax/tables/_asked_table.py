@@ -163,7 +163,7 @@ class AskedTable:
         return cost_of(epsilon, share, error, delta=delta, budget=budget, relation=self.relation)
 
     def _check_left(self, what: str, first: Question, epsilon: float) -> None:
-        """Raises an error if a statistic with two payments would exceed the remaining budget."""
+        """Raises an error if both payments of a statistic together exceed the remaining budget."""
         payer = self._payer()
         if not isinstance(payer, Ledger) or any(x["name"] == first.name for x in payer.history()):
             return  # The first payment was already made, and will not be made again.

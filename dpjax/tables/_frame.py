@@ -45,7 +45,7 @@ class Column:
     def leaf(self) -> np.ndarray | Texts:
         """Returns the column in the form that a query accepts.
 
-        `known` says which entries the query may use.
+        The query may use only the entries where `known` is true.
         """
         return Texts(self.entries) if self.is_text else self.entries
 
