@@ -92,7 +92,7 @@ class BufferedStrategy(Strategy):
 
     @property
     def rounding(self) -> float:
-        """One for the rounding of the row, and a little for the roundings of buffers."""
+        """1 for the rounding of a row, plus a small number for the rounding of buffers."""
         of_buffers = sum(
             abs(scale) / 2**FRACTION_BITS * reach + 1
             for scale, reach in zip(self.scales.tolist(), self._reaches, strict=True)
@@ -101,7 +101,7 @@ class BufferedStrategy(Strategy):
 
     @property
     def largest_noise(self) -> int:
-        """The largest bound for which no buffer, and no weighted sum of buffers, wraps around."""
+        """The largest bound on noise for which no buffer or weighted sum of buffers overflows."""
         end, reaches = 2**_WORD_BITS, self._reaches
         scales = np.abs(self.scales.astype(np.int64)).tolist()
         weighted = sum(scale * reach for scale, reach in zip(scales, reaches, strict=True))
@@ -125,7 +125,7 @@ class BufferedStrategy(Strategy):
     def nothing_kept(self, leaf: jax.Array) -> Limbs:
         """Returns empty buffers, two uint32 for each number."""
         shape = len(self.decays), *jnp.shape(leaf)
-        # Two arrays, because one array could not be donated twice.
+        # These are two separate arrays, because JAX cannot donate one array twice.
         return Limbs(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def diagonal(self, step: jax.Array) -> jax.Array:

@@ -78,8 +78,8 @@ def correlated_noise(
         key: as for `gaussian_noise`.
         strategy: C, from `optimized_strategy`, `toeplitz_strategy`, `banded_strategy` or
             `buffered_strategy`.
-        noise_multiplier: sigma over the norm bound and the column norm, finite, above 0; see
-            `accounting.dp_sgd_noise_multiplier`, with a `cyclic_sampling`.
+        noise_multiplier: sigma divided by the norm bound and by the column norm, finite, above 0;
+            see `accounting.dp_sgd_noise_multiplier`, with a `cyclic_sampling`.
         batch_size: B, as for `gaussian_noise`.
         noise: "exact", or "float" for sweeps where nothing is published.
 

@@ -96,7 +96,7 @@ def gaussian_noise(
             key: the first call uses this key, and later calls fold their index into it. All
             optimizers made from the same secret key share this count, while optimizers from a
             seeded key are reproducible. An open `KeyLedger` records each key as used.
-        noise_multiplier: sigma over the norm bound, finite, above 0; see
+        noise_multiplier: sigma divided by the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
         batch_size: B, a public number: the expected size of a batch, not the size of the current
             batch.

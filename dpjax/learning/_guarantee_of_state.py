@@ -182,8 +182,8 @@ def _check_covered(
     if isinstance(state, CorrelatedNoiseState):
         strategy, fineness = state.strategy, state.fineness
     asked = {
-        # If the index of a slot determines its group, groups are public, so they do not amplify
-        # privacy.
+        # Losses are simulated only for samplings with one key. If the index of a slot determines
+        # its group, groups are public, so they do not amplify privacy.
         "sampling": (
             losses.sampling == sampling and sampling.one_key,
             losses.sampling,

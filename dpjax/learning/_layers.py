@@ -32,11 +32,12 @@ _MOST_OFFSETS = 81
 
 
 class Gradients(NamedTuple):
-    """The per-example gradients of one parameter, which may not be stored themselves.
+    """The per-example gradients of one parameter; they need not be in memory.
 
     Attributes:
         squared_norms: shape (batch,), rounded up to cover underflow.
-        total: maps factors of shape (batch,) to the weighted sum, in the shape of the operand.
+        total: maps factors of shape (batch,) to the sum of all gradients times their factors, in
+            the shape of the operand.
         terms: an upper bound on the number of roundings in a squared norm.
     """
 

@@ -400,9 +400,10 @@ def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> flo
 def _pull_within(radius: float) -> tuple[float, np.ndarray]:
     """Returns D and bounds on P(Y > y) at all `_INTERVALS`, for a minimizer within `radius`.
 
-    b'v is at most sigma R T(f), for the polar coordinates R and f of a normal vector in the plane
-    of both records. T decreases on [0, pi/2], so each sector uses its first angle. On the other
-    half of the circle, T is the largest slope.
+    Let R and f be the polar coordinates of a normal vector in the plane of both records. Then b'v
+    is at most sigma R T(f), where T(f) is the maximum of F(f) (see `_both_pulls`) and the largest
+    slope. T decreases on [0, pi/2], so each sector uses its first angle. On the other half of the
+    circle, T is the largest slope.
     """
     largest = float(scipy.special.expit(radius))
     sectors = np.arange(_SECTORS) * (math.pi / 2 / _SECTORS)
@@ -427,9 +428,10 @@ def _both_pulls(f: float, radius: float) -> float:
 def _slope_envelope(u: np.ndarray, radius: float) -> np.ndarray:
     """Returns a concave upper bound on the largest slope max_x x / (1 + exp(-x u)), at u >= 0.
 
-    The largest slope is convex below 0, and concave above, where it is the sigmoid. So a line that
-    starts above its value at -radius is above it everywhere if it is above the sigmoid. A tangent
-    of the sigmoid is such a line if it is above that value at -radius.
+    As a function of u, the largest slope is convex below 0, and concave above 0, where it is the
+    sigmoid. So a line bounds the largest slope everywhere if it is above the largest slope at
+    -radius, and above the sigmoid. A tangent of the sigmoid is such a line if it is above the
+    largest slope at -radius.
     """
     sigmoid = scipy.special.expit(u)
     least = scipy.special.expit(-radius) if radius < 1.27 else _LARGEST_PULL / radius

@@ -65,7 +65,7 @@ class ParticipationLosses:
         return np.linalg.cholesky(raised)
 
     def _shifts(self, first: int, *, apart: int) -> np.ndarray:
-        """Returns how much a record changes each row, in units of its noise.
+        """Returns how much a record changes each row, in units of the noise of the row.
 
         The record is in the batches of the steps first, first + apart, first + 2 apart, ...
         """
@@ -93,7 +93,7 @@ class ParticipationLosses:
         return columns * (1 + _RAISED)
 
     def __call__(self, key: Key) -> jax.Array:
-        """The losses of one draw: of having a record against lacking it, and the reverse."""
+        """Draws the losses of databases with a record against those without, and the reverse."""
         if self.sampling.kind == "separated":
             return separated_losses(key, self._columns, self.sampling)
         return _losses_of_bins(key, jnp.asarray(self._factor))
@@ -122,7 +122,7 @@ def participation_losses(
     steps: int,
     dims: int,
 ) -> ParticipationLosses:
-    """Draws privacy losses of a training by secret batches, for `accounting.monte_carlo`.
+    """Draws privacy losses of a training whose batches are secret, for `accounting.monte_carlo`.
 
     With `balls_in_bins_sampling` and `min_separation_sampling`, nobody knows which batches a record
     was in. No formula is known for the privacy loss, but losses of a dominating pair P, Q can be

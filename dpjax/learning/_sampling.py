@@ -536,8 +536,8 @@ def _by_one_key(
     if present is not None:
         joins &= present
     telling = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)
-    # The order of records in a batch is drawn from a separate key for each step, because the proof
-    # couples neighbors and needs independent orders.
+    # The proof couples neighbors, and needs an independent order of records in each step. So the
+    # order is drawn from a separate key for each step.
     key_order = jax.random.fold_in(key_order, step)
     return _of_joining(key, key_order, sampling, joins, Turn(step, telling))
 

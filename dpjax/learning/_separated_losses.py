@@ -75,8 +75,8 @@ class _Row(NamedTuple):
     Attributes:
         wait: the number of steps until the record may join a batch.
         age: the number of rows since the record's last batch, but at most the number of bands.
-        sums: mu_s . x over the rows so far, for a database with the record and for one without it,
-            and each of the last steps s whose rows are not complete.
+        sums: for each of the last steps s whose rows are not complete, mu_s . x over the rows so
+            far, for a database with the record and for one without it.
         ratio: the likelihood ratio, for both databases.
     """
 
@@ -140,7 +140,7 @@ def _first_wait(key: Key, sampling: BatchSampling) -> jax.Array:
     """Draws the first step in which the record may join."""
     share = share_of_batches(sampling.rate, sampling.groups)
     chance = jax.random.uniform(key, (), jnp.float64)
-    # The record may join at once with probability share / rate, and first in each of the next
-    # b - 1 steps with probability `share`.
+    # With probability share / rate, the record may join at once. For each of the next b - 1 steps,
+    # the record may first join in this step with probability `share`.
     later = jnp.ceil((chance - share / sampling.rate) / share)
     return jnp.clip(later, 0, sampling.groups - 1).astype(jnp.int32)

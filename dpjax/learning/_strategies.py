@@ -133,7 +133,7 @@ class Strategy(abc.ABC):
         return math.sqrt(of_columns.max()) * (1 + 2**-50)
 
     def overlap(self, *, groups: int, steps: int) -> float:
-        """The norm of a record's change of all rows, if it joins every batch of its group or bin.
+        """How much a record changes all rows, in l2, if it joins every batch of its group or bin.
 
         The result is relative to the largest norm of a column, and rounded up. If several batches
         of the record enter one row, their entries in this row are added up.
@@ -234,7 +234,7 @@ class BandedStrategy(Strategy):
         return 2**31 - 1
 
     def nothing_kept(self, leaf: jax.Array) -> jax.Array:
-        """Returns zeros. The noise of update j will be at index j modulo their length."""
+        """Returns zeros. The noise of update j will be at index j modulo the array's length."""
         return jnp.zeros((self.bands - 1, *jnp.shape(leaf)), jnp.int32)
 
     def diagonal(self, step: jax.Array) -> jax.Array:

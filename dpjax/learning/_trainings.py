@@ -163,8 +163,8 @@ def training_state(cls: type[T]) -> type[T]:
 def key_of_each_lane(key: Key) -> Key:
     """Returns `key`; in lanes of a `vmap` whose key an earlier lane has, returns a new key.
 
-    This gives different keys to copies of one state. Their data differ, so their noise must differ
-    as well.
+    This gives different keys to copies of one state. The data of these copies differ, so their
+    noise must differ as well.
     """
     implementation = jax.random.key_impl(key)
 

@@ -173,7 +173,7 @@ def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
 def exact_steps(jaxpr: jex.Jaxpr, line: str = "") -> tuple[str, ...]:
     """Returns a line for each exact sum, scatter and variance of a program.
 
-    `line` is the user's line of the call of the program.
+    `line` is the line of the user's code that calls the program.
     """
     lines = list[str]()
     for equation in live(jaxpr):

@@ -277,7 +277,7 @@ class LongLoop:
         rows = {j: self._rows(moved[j], still[j]) for j in range(len(moved)) if j not in last}
         last |= {k: self._total(k, rows[k]) for k in self.sums}
         rows |= {j: self._sums(k, rows[j]) for j, k in self.partial.items()}
-        # Walks the step again to record it, so that `explain()` shows it.
+        # Walks the step once more and records it, so that `explain()` shows its operations.
         step(run, carry, changed=self.by_record)
         return [last.get(j, rows.get(j)) for j in range(len(moved))]  # type: ignore[misc]
 

@@ -414,7 +414,7 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
-    """Whether each group of x is divided by its own norm, and belongs to a single record."""
+    """Whether each group of entries of x is divided by its own norm, and is part of one record."""
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
@@ -581,7 +581,7 @@ def _clip(
 
 
 def _in_ball(x: Abstract, by: Abstract, norm: _Norm, radius: float) -> Abstract:
-    """Returns an array like x, in which the norm of each group is at most `radius`."""
+    """Returns an array like x, in which each group of entries has a norm of at most `radius`."""
     count = math.prod(x.shape[k] for k in norm.summed)
     groups = math.prod(s for k, s in enumerate(x.shape) if k not in norm.summed and k != x.axis)
     radius = float(rounding.up(radius)) + 64 * count * rounding.tiny(x.dtype)

@@ -214,7 +214,7 @@ def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
 def improved(
     program: Program, equation: Equation, values: Values, walked: Abstract | None
 ) -> Found | None:
-    """Returns a tighter value of an operation by a lemma about the program that ends in it.
+    """Returns a tighter value of an operation, by a lemma about the operations that lead to it.
 
     The result is None if no lemma applies.
 

@@ -342,7 +342,7 @@ def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
 
 
 def _usable(jaxpr: jex.Jaxpr, inputs: Sequence[Any]) -> list[Any]:
-    """Returns the inputs of a walk: `inputs` are those of the clamped records.
+    """Returns all inputs of a walk, given the values of the clamped records.
 
     Records before the clamp are unbounded, so the program may use them only through the clamp.
     """

@@ -48,7 +48,7 @@ def transfer(
 
 
 def sum_of_counts(x: Abstract, found: Abstract, held: Held, transfers: Transfers) -> Abstract:
-    """Returns the value of a sum of a function of counts, tightened by the lemma."""
+    """Returns the value of a sum of a function of counts, tightened by the lemma of this file."""
     if found.shape or found.axis is not None or found.off is None:
         return found
     relative, absolute = found.off

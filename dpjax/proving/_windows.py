@@ -209,7 +209,8 @@ def pooled_sum(x: Abstract, sums_of: SumsOf = Sums.of, **parameters: Any) -> Abs
 
     sums = sums_of(x, count, added(x.magnitude))
     many = windows.most_at_once
-    # A flattened sum of sums may be rounded differently even where no summand changes.
+    # If a compiler flattens a sum of sums, any result may be rounded differently, even where no
+    # summand changes.
     by_one = many if sums.pending.terms <= count else math.inf
 
     def moved(d: Difference) -> Moves:
@@ -438,8 +439,8 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
         error = rounding.up(units * total + flushed * (count + 1))
     column, column2 = map_.sums(sizes)[0] * room, map_.column(sizes) * room
-    # How many results one entry may change. A flattened sum of sums may be rounded differently even
-    # where no summand changes.
+    # How many results one entry may change. If a compiler flattens a sum of sums, any result may be
+    # rounded differently, even where no summand changes.
     by_one = map_.windows.most_at_once * outputs if terms == 1 else math.inf
     # The kernel is its middle plus a rest of at most `off`, so its norm is at most the sum of both
     # norms.
