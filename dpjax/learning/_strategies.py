@@ -56,7 +56,7 @@ class Strategy(abc.ABC):
     @property
     @abc.abstractmethod
     def bands(self) -> int:
-        """b, the number of bands. A record may take part in one of any b consecutive steps."""
+        """b, the number of bands. A record may take part only once in any b consecutive steps."""
 
     @abc.abstractmethod
     def _entries(self) -> np.ndarray:

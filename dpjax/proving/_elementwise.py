@@ -1,10 +1,10 @@
 """Rules of elementwise operations: arithmetic, powers, and elementary functions.
 
-For an operation f(a, b), let |df/da| <= g_1 and |df/db| <= g_2 on the box of its operands. Then
-|f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b. The
-intermediate point (a', b) is also in the box. The numbers g_1 and g_2 are called gains. Norms of
-the difference grow by at most the largest gain. In entries where the operands differ, the rounding
-errors of both values are added.
+For an operation f(a, b), let |df/da| <= g_1 and |df/db| <= g_2 for all operands in their ranges.
+Then |f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b. The
+intermediate operands (a', b) are also in these ranges. The numbers g_1 and g_2 are called gains.
+Norms of the difference grow by at most the largest gain. In entries where the operands differ, the
+rounding errors of both values are added.
 """
 
 import dataclasses

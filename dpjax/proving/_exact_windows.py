@@ -1,7 +1,9 @@
 """Exact cumulative sums and window sums along the records.
 
-If one record changes, it changes all later cumulative sums, and all windows that contain it. Their
-integers change by as much as its own integer, and each is rounded once.
+Each number of a record is rounded to an integer number of small steps, and sums are computed in
+integers. If one record changes, all later cumulative sums change, and so do the sums of all windows
+that contain the record. Each of them changes by as much as the integer of the record, and is
+rounded to a float once.
 """
 
 import dataclasses

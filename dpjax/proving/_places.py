@@ -182,7 +182,7 @@ def check_scatter(
     """Returns the shape of the row of each record, and the number of indices of rows.
 
     Raises:
-        RefusalError: unless the scatter adds one number or row of each record at one place.
+        RefusalError: if the scatter does not add one number or row of each record at one index.
     """
     n, axes = updates.shape[0], places.shape[-1]
     size, leading = start.shape[axes:], start.shape[:axes]

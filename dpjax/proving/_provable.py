@@ -1,8 +1,8 @@
 """For sampled sensitivities: a line that says which bound a proof would give.
 
-A proof needs bounds on records, which an oracle does not state. So two ranges are tried. In the
-wide range [-2^20, 2^20], only targets that clip their records have a useful bound. For all other
-targets, the range [0, 1] serves as an example.
+A proof needs bounds on records. The oracle that draws records for sampling does not state them. So
+two ranges are tried. In the wide range [-2^20, 2^20], only targets that clip their records have a
+useful bound. For all other targets, the range [0, 1] serves as an example.
 """
 
 import contextlib

@@ -258,7 +258,10 @@ class _Ratios:
         return 0.0, 1 / sum(1 / h for _, h in known) * (1 + 2.0**-50)
 
     def divisor(self, at: At) -> _Divisor:
-        """Returns the sum B in a divisor B, max(B, c), or where(B > 0, B, 1) for counts B."""
+        """Finds the sum B in a divisor of the form B, max(B, c), or where(B > 0, B, 1).
+
+        The last form is supported if B are counts.
+        """
         at = self.plain(at)
         raised, places = False, tuple(range(len(aval(at[0]).shape)))
         while True:

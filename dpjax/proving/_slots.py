@@ -107,7 +107,8 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
     """Returns how the result of an operation depends on slots.
 
     Raises:
-        RefusalError: if the result might neither stay nor follow the records.
+        RefusalError: if a permutation of records might change the result in another way than by the
+            same permutation of its rows.
     """
     if rule is not None:
         return rule(applied)

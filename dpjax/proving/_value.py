@@ -21,7 +21,7 @@ variable x of the program. It represents a set of families of arrays x(D), its *
    |t|.
 8. If `nan` is not empty, entries may also be NaN, and 1, 2, 3, 5 and 7 are about the other entries.
    An entry is NaN if and only if the same entry of a `Source` in `nan` is NaN. A source is an array
-   of the same shape. An entry that is NaN on only one database counts as an entry that moves, so
+   of the same shape. An entry that is NaN on only one database counts as an entry that changes, so
    `each` is above 0 there.
 9. If `replaced` is finite, x(D) is a sorted vector. To get x(D') from x(D), at most `replaced`
    entries are replaced by other numbers, and the result is sorted.
