@@ -426,7 +426,11 @@ def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | No
     # Both sums, two casts and the product of two terms are rounded. The errors are relative to the
     # sum of b_i.
     dtype, n = walked.dtype, math.prod(weights[0].shape)
-    gamma = rounding.sum_units(n * len(weights), dtype) + 80 * rounding.unit(dtype)
+    added = n * len(weights)
+    if found.spread == "shares":
+        # The divisor adds up the computed sums of all places, so it is rounded twice.
+        added = 2 * added + math.prod(walked.shape)
+    gamma = rounding.sum_units(added, dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:
         return None
     low, high = np.minimum(scale * found.low, 0.0), np.maximum(scale * found.high, 0.0)
