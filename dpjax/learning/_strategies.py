@@ -152,8 +152,9 @@ class Strategy(abc.ABC):
     def fineness(self, *, dims: int, multiplier: float) -> int:
         """How many binary digits finer than the norm bound / sqrt(dims) the grid of a sum is.
 
-        Any number is valid. A finer grid has less rounding error. But noise on a finer grid spans
-        more steps, and its divisor then has fewer digits.
+        Any number is valid. A finer grid has less rounding error. But noise is a drawn integer
+        divided by an integer (`_grid_fit`). On a finer grid, noise spans more steps, so this
+        divisor is smaller, and rounding it down increases the noise more.
         """
         assert GAUSSIAN.lattice is not None
         moved = 2 * multiplier * self.column_norm * math.sqrt(dims)

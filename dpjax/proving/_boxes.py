@@ -36,8 +36,8 @@ from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import Abstract, RefusalError, Tighter, difference
 
 Array = np.ndarray
-# Limits: the number of boxes for which a device bounds g in one call, the number of boxes that are
-# kept, the number of pairs of boxes, and the number of entries in a table of pairs.
+# Limits: the number of boxes over which a device bounds g(x) in one call, the number of boxes that
+# are kept, the number of pairs of boxes, and the number of entries in a table of pairs.
 _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
 # The usual number of floats that a device computes in one call, which takes about a second. Then
 # the largest number, which takes a few GB of memory. A program that needs more is refused.

@@ -112,7 +112,8 @@ class Walk:
     sums: Sums = dataclasses.field(default_factory=dict)
     # Why other float sums over records cannot be exact.
     inexact: dict[Path, str] = dataclasses.field(default_factory=dict)
-    # Tighter facts about parts of a program, found by splitting the box of a record.
+    # Tighter bounds on arrays that are computed for each record alone, found by splitting the box
+    # of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
     # The intervals of each array on the cells of its base arrays (`_cells.py`).
     held: dict[Abstract, cells.Held] = dataclasses.field(default_factory=dict)

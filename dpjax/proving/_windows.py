@@ -50,8 +50,8 @@ _MOST_READ = 2**26
 class Windows:
     """The windows of a convolution or pooling. Each field has one number for each axis.
 
-    Gaps are inserted between the entries of the array, and it is padded. Result o reads the entries
-    o * stride + t * dilation, for each tap t from 0 to size - 1.
+    The array gets gaps between its entries, and padding around them. Result o reads the entries o *
+    stride + t * dilation, for each tap t from 0 to size - 1.
     """
 
     sizes: tuple[int, ...]
