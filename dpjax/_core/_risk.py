@@ -123,6 +123,7 @@ def risk_of_losses(
     loss: float = 0.0,
     missed: float = 0.0,
     lost: float = 0.0,
+    at_zero_only: bool = False,
 ) -> Risk:
     """Returns the risk of real releases, from the loss distribution of releases with ideal noise.
 
@@ -135,14 +136,23 @@ def risk_of_losses(
             on a set of outputs.
         missed: the probability of this set of outputs.
         lost: a bound on the probability mass that convolutions lose.
+        at_zero_only: whether the result has only the delta at epsilon 0, which is faster.
     """
     if joint is None:
         return Risk(np.zeros(1), np.ones(1), basis, relation, gamma)
-    # For large epsilons, delta decreases to a limit, which may be above 0.
-    left = float(joint.get_delta_for_epsilon(LARGEST_EPSILON))
-    largest = min(joint.get_epsilon_for_delta(left + _LEAST_DELTA), LARGEST_EPSILON)
-    ideal = np.linspace(0.0, max(largest, 1e-6), _POINTS)
-    found = np.asarray(joint.get_delta_for_epsilon(ideal)) * _OUTWARD + TRANSFORMS + lost
+    at_zero = float(joint.get_delta_for_epsilon(0.0))
+    if at_zero_only:
+        ideal, found = np.zeros(1), np.array([at_zero])
+    else:
+        # For large epsilons, delta decreases to a limit, which may be above 0.
+        left = float(joint.get_delta_for_epsilon(LARGEST_EPSILON))
+        largest = min(joint.get_epsilon_for_delta(left + _LEAST_DELTA), LARGEST_EPSILON)
+        ideal = np.linspace(0.0, max(largest, 1e-6), _POINTS)
+        found = np.asarray(joint.get_delta_for_epsilon(ideal))
+        # dp-accounting sums one epsilon and many in different orders. The advantage must not
+        # depend on `at_zero_only`.
+        found[0] = at_zero
+    found = found * _OUTWARD + TRANSFORMS + lost
     return Risk(*_charged(ideal, found, loss, missed), basis, relation, gamma)
 
 

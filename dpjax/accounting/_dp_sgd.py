@@ -20,6 +20,12 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._risk import Risk, risk_of_losses
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._compose_events import AccountingMethod
+from dpjax.accounting._least_noise import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    least_noise,
+    least_noise_at_once,
+)
 from dpjax.accounting._loss_distributions import (
     NoEpsilonError,
     composed_losses,
@@ -29,10 +35,6 @@ from dpjax.accounting._renyi_divergences import epsilons_by_renyi
 from dpjax.random._noise import GAUSSIAN
 
 _OUTWARD = 1 + 1e-9
-# The search for a noise multiplier starts with privacy loss intervals that are wider by this
-# factor.
-_COARSE = 16.0
-_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e9
 # A search must return a noise multiplier whose epsilon is at least this fraction of the requested
 # epsilon.
 _MET = 0.99
@@ -311,40 +313,36 @@ def dp_sgd_noise_multiplier(
         run.check_within_reach(target)
     # With the largest noise multiplier, only noise tables and batches that exceed their capacity
     # cost epsilon.
-    if run.epsilon(_MOST_NOISE) > target:
+    if run.epsilon(MOST_NOISE) > target:
         other = "" if method == "pld" else ', or method="pld"'
         raise NoEpsilonError(
-            f"no noise multiplier up to {_MOST_NOISE:g} reaches epsilon={target:g} in {steps} steps"
+            f"no noise multiplier up to {MOST_NOISE:g} reaches epsilon={target:g} in {steps} steps"
             f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta{other}"
         )
     if method == "renyi":
-        z = _least(run.epsilon, target, 1.0)
+        z = least_noise_at_once(run.epsilon, target)
         # If the best order is the largest of the orders that are tried, epsilon jumps as a function
         # of the noise multiplier.
         reached = run.epsilon(z)
-        if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
+        if reached < _MET * target and z > LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
                 f'method="renyi" has no noise multiplier near epsilon={target:g} at'
                 f" delta={run.delta:g}: {z:.4g} gives an epsilon of {reached:.3g}, and less noise"
                 f' gives more than {target:g}; use method="pld"'
             )
         return z
-    # A fast search with wide loss intervals finds the starting point for a search with narrow ones.
-    about = _least(functools.partial(run.epsilon, coarseness=_COARSE), target, 1.0)
-    return _least(run.epsilon, target, about)
+    return least_noise(run.epsilon, target)
 
 
 def _noise_for_advantage(run: "DpSgdRun", advantage: float) -> float:
     target = _checks.fraction("advantage", advantage)
     _checks.host_only("advantage", target, "a concrete number")
-    if run.risk(_MOST_NOISE).advantage > target:
+    if run.advantage(MOST_NOISE) > target:
         raise NoEpsilonError(
-            f"no noise multiplier up to {_MOST_NOISE:g} reaches advantage={target:g} in {run.steps}"
+            f"no noise multiplier up to {MOST_NOISE:g} reaches advantage={target:g} in {run.steps}"
             " steps: take fewer steps, a larger advantage, or batches with a larger capacity"
         )
-    coarse = functools.partial(run.risk, coarseness=_COARSE)
-    about = _least(lambda z: coarse(z).advantage, target, 1.0)
-    return _least(lambda z: run.risk(z).advantage, target, about)
+    return least_noise(run.advantage, target)
 
 
 class _Drawn(NamedTuple):
@@ -543,8 +541,15 @@ class DpSgdRun(NamedTuple):
             epsilon = found * _OUTWARD
         raise NoEpsilonError(self._used_up())
 
-    def risk(self, z: float, *, coarseness: float = 1.0) -> Risk:
+    def risk(self, z: float) -> Risk:
         """Returns the risk of the real run, whose noise and batches are only nearly ideal."""
+        return self._risk(z, 1.0, at_zero_only=False)
+
+    def advantage(self, z: float, *, coarseness: float = 1.0) -> float:
+        """Returns the advantage of `risk`, in less time."""
+        return self._risk(z, coarseness, at_zero_only=True).advantage
+
+    def _risk(self, z: float, coarseness: float, *, at_zero_only: bool) -> Risk:
         sampling, relation = self.sampling, self.relation
         assert relation is not None
         z, count = self.gaussians(z)
@@ -563,6 +568,7 @@ class DpSgdRun(NamedTuple):
             loss=self.loss,
             missed=self.missed,
             lost=lost,
+            at_zero_only=at_zero_only,
         )
 
     def check_within_reach(self, epsilon: float) -> None:
@@ -628,40 +634,6 @@ def least_capacity(n: int, rate: float, rare: float) -> int:
     # The capacity is found by bisection, because SciPy's inverse of `sf` fails for small rates.
     exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
     return min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= rare) + 1)
-
-
-def _least(promised: Callable[[float], float], target: float, start: float) -> float:
-    """Returns the least z above 0.01 with promised(z) <= target, or a z up to 0.1% above it.
-
-    `promised` must be a decreasing function. The search uses the secant method on logarithms. Each
-    new point is moved slightly from the estimated root toward the farther end of the bracket, so
-    that both ends of the bracket approach the root.
-    """
-    z, least = math.log(start), math.log(_LEAST_NOISE)
-    below, above = (-math.inf, math.inf), (math.inf, 0.0)
-    while above[0] - below[0] > 1e-3 and above[0] > least:
-        try:
-            found = promised(math.exp(z))
-        except NoEpsilonError:
-            found = math.inf
-        enough = found <= target
-        if enough:
-            above = z, found
-        else:
-            below = z, found
-        if math.isinf(above[0]):
-            z += min(1.0, math.log(found / target) + 4e-4)
-        elif math.isinf(below[0]):
-            z -= min(1.0, math.log(target / found) + 4e-4) if found else 1.0
-            z = max(z, least)
-        elif below[1] == math.inf or above[1] == 0:
-            z = (below[0] + above[0]) / 2
-        else:
-            share = math.log(below[1] / target) / math.log(below[1] / above[1])
-            root = below[0] + share * (above[0] - below[0])
-            z = root + (-4e-4 if enough else 4e-4)
-            z = min(max(z, below[0] + 4e-4), above[0] - 4e-4)
-    return math.exp(above[0])
 
 
 def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:

@@ -12,7 +12,8 @@ from scipy.stats import binom, norm
 
 import dpjax
 from dpjax import accounting, learning
-from dpjax.accounting import _dp_sgd
+from dpjax.accounting import _dp_sgd, _loss_distributions
+from dpjax.accounting._least_noise import least_noise
 from dpjax.accounting._loss_distributions import epsilons_by_losses
 from dpjax.accounting._renyi_divergences import _LEAST_INTEGRATED, _renyi_of_replacing
 
@@ -227,7 +228,8 @@ def test_an_epsilon_that_no_noise_gives_is_refused_before_anything_is_searched(
     What else reaches it: batches above their capacity, tables of the noise, deltas below what
     convolutions lose, and runs that are too long for any noise. Each is told what helps.
     """
-    monkeypatch.setattr(_dp_sgd, "_least", not_reached)
+    monkeypatch.setattr(_dp_sgd, "least_noise", not_reached)
+    monkeypatch.setattr(_dp_sgd, "least_noise_at_once", not_reached)
     with pytest.raises(ValueError, match=f"use capacity{message}|{message}"):
         accounting.dp_sgd_noise_multiplier(batches, **{**RUN, **change})
 
@@ -291,17 +293,62 @@ def test_what_one_step_needs_is_not_above_the_truth(rate, z, kind, relation):
 
 
 def test_the_search_takes_few_steps():
-    """About ten accounts at wide intervals and three at narrow ones; it took 28."""
+    """It took 28 accounts of narrow intervals, and then three to five."""
     for asked, batches in ((1.0, sampling(0.2)), (0.01, sampling(1.0)), (8.0, sampling(0.01))):
         counts, run = [], _dp_sgd.DpSgdRun(batches, 10, 1e-5, 1, ADD, "pld").checked()
 
-        def promised(z, run=run, counts=counts):
-            counts.append(z)
-            return run.epsilon(z, coarseness=16.0)
+        def promised(z, *, coarseness=1.0, run=run, counts=counts):
+            counts.append(coarseness)
+            return run.epsilon(z, coarseness=coarseness)
 
-        z = _dp_sgd._least(promised, asked, 1.0)
+        z = least_noise(promised, asked)
         assert len(counts) <= 20
-        assert promised(z) <= asked < promised(z * (1 - 1.1e-3))
+        assert counts.count(1.0) <= 2
+        assert promised(z) <= asked < promised(z * (1 - 1e-3))
+
+
+@pytest.mark.parametrize("jump", [1.0, 1.5])
+def test_the_search_ends_where_coarse_values_are_misleading(jump):
+    """Slopes that are too steep, values that are infinite or 0, and roots that are far away."""
+
+    def promised(z, *, coarseness=1.0):
+        if coarseness > 1:
+            return math.inf if z < 30 else 1e-30 if z > 40 else (35 / z) ** 20
+        return (jump if z < 3 else 1.0) * 3 / z if z < 50 else 0.0
+
+    for target in (0.9, 1.0, 1.2):
+        z = least_noise(promised, target)
+        assert promised(z) <= target < promised(z * (1 - 1e-3))
+
+
+def test_the_search_decides_by_values_and_not_by_their_logarithms():
+    """The logarithm of neighboring floats may be equal."""
+    above = math.nextafter(1.0, 2.0)
+    z = least_noise(lambda z, **_: above if z < 2 else 1.0, 1.0)
+    assert 2 <= z <= 2 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("batches", "relation"), [(sampling(0.02), ADD), (sampling(0.02, "fixed"), REPLACE)]
+)
+def test_an_advantage_alone_is_that_of_the_whole_risk(batches, relation):
+    run = _dp_sgd.DpSgdRun(batches, 50, 0.5, 100, relation, "pld").checked()
+    for z in (0.8, 3.0):
+        assert run.advantage(z) == run.risk(z).advantage
+
+
+@pytest.mark.parametrize(
+    ("batches", "relation"),
+    [(sampling(0.2), ADD), (sampling(0.2), REPLACE), (sampling(0.2, "fixed"), REPLACE)],
+)
+def test_wider_intervals_hardly_raise_an_epsilon(batches, relation, monkeypatch):
+    """Where the losses of a step vary, intervals are up to four times as wide."""
+    arguments = batches.kind, batches.rate, 1.5, 100
+    replaced = relation is REPLACE
+    wide = epsilons_by_losses(*arguments, replaced=replaced)(1e-6)
+    monkeypatch.setattr(_loss_distributions, "_LARGEST_INTERVAL", 1e-4)
+    narrow = epsilons_by_losses(*arguments, replaced=replaced)(1e-6)
+    assert narrow < wide < narrow * (1 + 1e-5)
 
 
 def test_neighbors_share_a_public_number_of_slots():

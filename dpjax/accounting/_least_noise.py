@@ -1,0 +1,132 @@
+"""The search for the least noise multiplier with which a training keeps a promise."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dpjax.accounting._loss_distributions import NoEpsilonError
+
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e9
+# A search begins with loss intervals that are wider by the first number, until the logarithm of the
+# noise multiplier is known up to the second number. The next search starts where it ended.
+_COARSE = ((32.0, 0.05), (8.0, 2e-3))
+_WITHIN = 1e-3
+
+
+class _Point(NamedTuple):
+    """The logarithm of a noise multiplier, and that of what it promises divided by the target."""
+
+    at: float
+    excess: float
+
+
+class _Bracket(NamedTuple):
+    """A point with too little noise and one with enough noise; both may be infinitely far away."""
+
+    little: _Point = _Point(-math.inf, math.inf)
+    enough: _Point = _Point(math.inf, -math.inf)
+    # How fast the excess falls, if this is known from a search with wider intervals; otherwise 0.
+    known_slope: float = 0.0
+
+    @property
+    def slope(self) -> float:
+        fall = self.little.excess - self.enough.excess
+        return fall / (self.enough.at - self.little.at) if math.isfinite(fall) else self.known_slope
+
+    @property
+    def root(self) -> float:
+        """Where a straight line through the points has no excess; `enough` if there is no line."""
+        if not self.slope or math.isinf(self.enough.excess):
+            return self.enough.at
+        return self.enough.at + self.enough.excess / self.slope
+
+    def narrow(self, within: float) -> bool:
+        """Whether a noise multiplier that is smaller by the factor 1 - `within` is not enough.
+
+        If the slope is known, an excess near 0 shows this without a second point. A slope that is
+        half of the known one suffices.
+        """
+        if self.enough.at <= math.log(LEAST_NOISE):
+            return True
+        width = self.enough.at - self.little.at
+        return width <= within or -self.enough.excess < self.known_slope * within / 2
+
+    def next(self, margin: float) -> float:
+        """Returns the next logarithm to try, near the estimated root."""
+        little, enough = self.little, self.enough
+        if math.isinf(little.at) or math.isinf(enough.at):
+            return self._outside(margin)
+        if math.isinf(little.excess) or math.isinf(enough.excess):
+            return (little.at + enough.at) / 2
+        # The point is moved toward the farther end, so that both ends approach the root.
+        root = self.root
+        root += margin if enough.at - root > root - little.at else -margin
+        return min(max(root, little.at + margin), enough.at - margin)
+
+    def _outside(self, margin: float) -> float:
+        """Returns the next logarithm to try if one of the points is infinitely far away."""
+        known = self.little if math.isinf(self.enough.at) else self.enough
+        if self.known_slope:  # A point just above the root may end the search.
+            move = known.excess / self.known_slope + margin / 2
+        else:
+            move = known.excess + (margin if known is self.little else -margin)
+        return known.at + min(max(move, -1.0), 1.0)
+
+
+def least_noise(promised: Callable[..., float], target: float) -> float:
+    """Returns the least z with promised(z) <= target, within 0.1%, or 0.01 if that is larger.
+
+    Args:
+        promised: a decreasing function. Its keyword `coarseness` makes it faster and increases its
+            values.
+        target: the largest number that may be promised.
+    """
+    start, slope = 0.0, 0.0
+    for coarseness, within in _COARSE:
+        about = functools.partial(_extrapolated, promised, coarseness)
+        found = _search(about, target, start, slope, within)
+        start, slope = found.root, found.slope
+    found = _search(promised, target, start + _WITHIN / 5, slope, _WITHIN)
+    return math.exp(found.enough.at)
+
+
+def least_noise_at_once(promised: Callable[[float], float], target: float) -> float:
+    """Returns the same as `least_noise`, for a function without `coarseness`."""
+    return math.exp(_search(promised, target, 0.0, 0.0, _WITHIN).enough.at)
+
+
+def _extrapolated(promised: Callable[..., float], coarseness: float, z: float) -> float:
+    """Returns about promised(z), from intervals of two widths.
+
+    The width of intervals increases a promise by about its square, times a constant.
+    """
+    wide = promised(z, coarseness=2 * coarseness)
+    narrow = promised(z, coarseness=coarseness)
+    return narrow - (wide - narrow) / 3
+
+
+def _search(
+    promised: Callable[[float], float], target: float, start: float, slope: float, within: float
+) -> _Bracket:
+    """Returns a narrow bracket of the least z with promised(z) <= target."""
+    bracket, at = _Bracket(known_slope=slope), start
+    while not bracket.narrow(within):
+        at = max(at, math.log(LEAST_NOISE))
+        point = _Point(at, _excess(promised, math.exp(at), target))
+        if point.excess <= 0:
+            bracket = bracket._replace(enough=point)
+        else:
+            bracket = bracket._replace(little=point)
+        at = bracket.next(0.4 * within)
+    return bracket
+
+
+def _excess(promised: Callable[[float], float], z: float, target: float) -> float:
+    try:
+        value = promised(z)
+    except NoEpsilonError:
+        return math.inf
+    if value <= target:  # Rounding of the logarithm must not decide this.
+        return min(math.log(value / target), 0.0) if value > 0 else -math.inf
+    return max(math.log(value / target), math.ulp(0.0))
