@@ -4,6 +4,7 @@ from dpjax.learning._buffers import buffered_strategy
 from dpjax.learning._clipped_in_parts import clipped_in_parts
 from dpjax.learning._clipping import ClippedGradients, ClippedSum, clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise
+from dpjax.learning._epoch import Epoch
 from dpjax.learning._fit import fit
 from dpjax.learning._gaussian_noise import (
     AdaptiveNoiseState,
@@ -48,6 +49,7 @@ __all__ = [
     "ClippedGradients",
     "ClippedSum",
     "CorrelatedNoiseState",
+    "Epoch",
     "NoiseState",
     "ObjectivePerturbation",
     "ParticipationLosses",

@@ -45,6 +45,7 @@ from dpjax.accounting._monte_carlo import SimulatedLosses
 from dpjax.accounting._risk import risk
 from dpjax.learning._clipping import clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise, initial_state
+from dpjax.learning._epoch import Epoch, scores, stops
 from dpjax.learning._gaussian_noise import (
     CorrelatedNoiseState,
     NoiseState,
@@ -87,7 +88,7 @@ def fit(
     rows: int | None = None,
     most_people: int | None = None,
     microbatch_size: int = 256,
-    evaluate: Callable[[int, PyTree], object] | None = None,
+    evaluate: Callable[[Epoch, PyTree], object] | None = None,
     ledger: Ledger | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -136,8 +137,9 @@ def fit(
             with `person`, where this number takes the place of n.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or store
-            something. The guarantee covers these parameters, but not scores computed on private
-            records. If it returns True, the training ends with these parameters. Base this decision
+            something. `epoch` is an `Epoch`: the numbers of finished epochs and steps, and their
+            guarantee. It covers these parameters, but not scores computed on private records. If
+            the function returns True, the training ends with these parameters. Base this decision
             on public data. The guarantee is the guarantee of all epochs even if the training stops
             early, because the results decide when to stop. If it returns a text, a number, or a
             dictionary of numbers, such as a loss on public data, the progress bar shows them.
@@ -301,6 +303,11 @@ def fit(
 
     last = now.with_counts(step=jnp.int32(steps))
     planned_guarantee = promised_by(last)
+
+    def promised_after(step: int) -> Guarantee:
+        # `last` has no result of the training, so an `Epoch` that a caller keeps has none either.
+        return promised_by(last.with_counts(step=jnp.int32(step)))
+
     run: Json = {}
     if checkpoint is not None:
         run = {
@@ -355,10 +362,11 @@ def fit(
                     # this epoch.
                     file.write(epoch, now)
                 if epoch and evaluate is not None:
-                    answer = evaluate(epoch, now.parameters)
-                    if _is_true(answer):
+                    done = Epoch(epoch, epochs, epoch * in_an_epoch, steps, promised_after)
+                    answer = evaluate(done, now.parameters)
+                    if stops(answer):
                         break
-                    count(0, _scores(answer))
+                    count(0, scores(answer))
         file.remove()
     record = TrainingRecord(
         steps=steps,
@@ -380,29 +388,6 @@ def fit(
     # results may have decided when to stop.
     promised = promised_by(now.with_counts(step=jnp.int32(steps)))
     return Release(now.parameters, promised, training=record)
-
-
-def _scores(found: Any) -> str:
-    """Formats the result of `evaluate` for the progress bar: a string, a number, or a dict."""
-    if isinstance(found, str):
-        return found
-    if isinstance(found, dict):
-        return ", ".join(f"{name}={_scores(score)}" for name, score in found.items())
-    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
-    if is_number or _is_scalar(found, np.floating, np.integer):
-        return f"{float(found):.4g}"
-    return ""
-
-
-def _is_true(answer: Any) -> bool:
-    """Whether `evaluate` returned True, as a Python, NumPy or JAX boolean."""
-    return (isinstance(answer, bool) or _is_scalar(answer, np.bool_)) and bool(answer)
-
-
-def _is_scalar(found: Any, *kinds: type) -> bool:
-    """Whether `found` is an array without axes whose dtype is of one of these kinds."""
-    is_array = isinstance(found, (np.ndarray, np.generic, jax.Array)) and found.ndim == 0
-    return is_array and any(jnp.issubdtype(found.dtype, kind) for kind in kinds)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import dpjax
 from dpjax import learning
 from dpjax._files._chunk_files import read_chunks
 from dpjax.learning import _fit
+from dpjax.learning._epoch import scores
 from dpjax.targets._optax_training import optax_promotion
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -338,10 +339,36 @@ def test_the_bar_shows_the_scores_of_an_epoch(keys, monkeypatch):
 
     monkeypatch.setattr(_fit, "counting", counting)
     odd = [{"loss": jnp.float32(0.25), "right": 1 / 3}, keys(7), "a text"]
-    fit(keys(5), evaluate=lambda epoch, parameters: odd[epoch - 1])
+    fit(keys(5), evaluate=lambda epoch, parameters: odd[epoch.number - 1])
     assert shown == ["loss=0.25, right=0.3333", "", "a text"]
-    scores = [_fit._scores(x) for x in (None, False, 2, np.float64(0.5), np.zeros(3), 1j, object)]
-    assert scores == ["", "", "2", "0.5", "", "", ""]
+    others = [scores(x) for x in (None, False, 2, np.float64(0.5), np.zeros(3), 1j, object)]
+    assert others == ["", "", "2", "0.5", "", "", ""]
+
+
+def test_an_epoch_tells_how_far_the_training_is_and_nothing_of_the_records(keys, tmp_path):
+    """The same for another database, and for a training that goes on after an interruption."""
+    path = tmp_path / "training"
+
+    def stop(epoch, parameters):
+        if epoch.number == 2:
+            raise KeyboardInterrupt
+
+    def told(**settings):
+        seen = []
+        release = fit(keys(5), evaluate=lambda epoch, _: seen.append(epoch), **settings)
+        assert repr(seen[-1].guarantee) == repr(release.guarantee)
+        return seen
+
+    first, *_, last = whole = told()
+    assert repr(first) == "Epoch(number=1, epochs=3, step=2, steps=6)"
+    assert (last.number, last.step) == (last.epochs, last.steps)
+    for epoch in whole:
+        expected = promised(steps=epoch.step).epsilon
+        assert 1 <= float(epoch.guarantee.epsilon / expected) < 1 + 1e-3
+    assert told(database=jnp.zeros((N, N))) == whole
+    with pytest.raises(KeyboardInterrupt):
+        fit(keys(5), evaluate=stop, checkpoint=path)
+    assert told(checkpoint=path) == whole[1:]
 
 
 def test_a_stop_keeps_the_parameters_of_its_epoch_and_the_guarantee_of_all(keys, tmp_path):
@@ -350,7 +377,7 @@ def test_a_stop_keeps_the_parameters_of_its_epoch_and_the_guarantee_of_all(keys,
 
     def evaluate(epoch, parameters):
         seen.append(np.asarray(parameters))
-        return epoch == 2
+        return epoch.number == 2
 
     whole = fit(keys(5), evaluate=lambda epoch, parameters: seen.append(parameters))
     every, seen = seen, []
