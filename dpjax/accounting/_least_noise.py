@@ -12,6 +12,9 @@ LEAST_NOISE, MOST_NOISE = 1e-2, 1e9
 # noise multiplier is known up to the second number. The next search starts where it ended.
 _COARSE = ((32.0, 0.05), (8.0, 2e-3))
 _WITHIN = 1e-3
+# Above this, a slope may come from wide intervals. A step that assumes a steeper slope would be short,
+# or, from 5 on, would not come nearer to the root.
+_STEEPEST = 3.0
 
 
 class _Point(NamedTuple):
@@ -44,13 +47,13 @@ class _Bracket(NamedTuple):
     def narrow(self, within: float) -> bool:
         """Whether a noise multiplier that is smaller by the factor 1 - `within` is not enough.
 
-        If the slope is known, an excess near 0 shows this without a second point. A slope that is
-        half of the known one suffices.
+        If the slope is known, an excess near 0 shows this without a second point. The slope may
+        really be half of that, but is hardly ever less than 1.
         """
         if self.enough.at <= math.log(LEAST_NOISE):
             return True
-        width = self.enough.at - self.little.at
-        return width <= within or -self.enough.excess < self.known_slope * within / 2
+        width, fall = self.enough.at - self.little.at, min(self.known_slope / 2, 1.0)
+        return width <= within or -self.enough.excess < fall * within
 
     def next(self, margin: float) -> float:
         """Returns the next logarithm to try, near the estimated root."""
@@ -86,7 +89,7 @@ def least_noise(promised: Callable[..., float], target: float) -> float:
     for coarseness, within in _COARSE:
         about = functools.partial(_extrapolated, promised, coarseness)
         found = _search(about, target, start, slope, within)
-        start, slope = found.root, found.slope
+        start, slope = found.root, min(found.slope, _STEEPEST)
     found = _search(promised, target, start + _WITHIN / 5, slope, _WITHIN)
     return math.exp(found.enough.at)
 
@@ -126,6 +129,8 @@ def _excess(promised: Callable[[float], float], z: float, target: float) -> floa
     try:
         value = promised(z)
     except NoEpsilonError:
+        return math.inf
+    if not math.isfinite(value):  # Extrapolation of infinite values is not a number.
         return math.inf
     if value <= target:  # Rounding of the logarithm must not decide this.
         return min(math.log(value / target), 0.0) if value > 0 else -math.inf

@@ -18,9 +18,9 @@ from dpjax._core import _checks
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-# The width of intervals of privacy losses. If intervals are narrower than the standard deviation of
-# one step's loss by the factor `_NARROWER`, their width raises epsilon by about 2e-5 of itself.
-_LEAST_INTERVAL, _INTERVAL, _NARROWER = 1e-4, 4e-4, 64
+# The width of intervals of privacy losses is between the first two numbers. If it is the standard
+# deviation of one step's loss divided by the third, it raises epsilon by about 2e-5 of itself.
+_LEAST_INTERVAL, _LARGEST_INTERVAL, _PARTS_OF_A_STEP = 1e-4, 4e-4, 64
 # The largest number of intervals of privacy losses; if more would be needed, intervals become
 # wider. Also the largest privacy loss; a run with larger losses is refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
@@ -115,20 +115,21 @@ def composed_losses(
 
 
 def _interval(sigma: float, rate: float, steps: int) -> float:
-    """Returns the width of the loss intervals; it is larger where memory requires it.
+    """Returns the width of the loss intervals.
 
-    The bound on epsilon is valid for every width.
+    The bound on epsilon is valid for every width. Where memory requires it, intervals are wider.
     """
     variance = min(sigma**-2, math.log1p(rate**2 * math.expm1(min(700.0, sigma**-2))))
-    of_one_step = rate * math.sqrt(math.expm1(min(3.0, sigma**-2)))
     largest = 0.5 / sigma**2 + 10.5 / sigma + 20 * math.sqrt(steps * variance)
     if largest > _LARGEST_LOSS:
         raise NoEpsilonError(
             f'privacy losses of {largest:.1g} are too large for method="pld": add more noise, or'
             ' use method="renyi"'
         )
-    wide_enough = min(_INTERVAL, max(_LEAST_INTERVAL, of_one_step / _NARROWER))
-    return max(wide_enough, largest / _MOST_INTERVALS)
+    # A single step is not convolved, so narrow intervals take little time.
+    of_one_step = rate * math.sqrt(math.expm1(min(3.0, sigma**-2))) if steps > 1 else 0.0
+    width = min(max(_LEAST_INTERVAL, of_one_step / _PARTS_OF_A_STEP), _LARGEST_INTERVAL)
+    return max(width, largest / _MOST_INTERVALS)
 
 
 def _self_composed(

@@ -51,7 +51,7 @@ def test_epsilons_are_those_of_other_accountants_and_never_below_the_truth(refer
         batches = sampling(row["q"])
         found = epsilon(batches, row["sigma"], row["count"], row["delta"])
         assert row.get("lower", 0) <= found
-        assert row["pld"] * (1 - 1e-5) <= found <= row["pld"] * (1 + 1e-5)
+        assert row["pld"] * (1 - 1e-5) <= found <= row["pld"] * (1 + 3e-5)
         looser = epsilon(batches, row["sigma"], row["count"], row["delta"], method="renyi")
         assert row["pld"] < looser
         assert looser == pytest.approx(row.get("rdp", looser), rel=1e-3)
@@ -348,7 +348,7 @@ def test_wider_intervals_hardly_raise_an_epsilon(batches, relation, monkeypatch)
     wide = epsilons_by_losses(*arguments, replaced=replaced)(1e-6)
     monkeypatch.setattr(_loss_distributions, "_LARGEST_INTERVAL", 1e-4)
     narrow = epsilons_by_losses(*arguments, replaced=replaced)(1e-6)
-    assert narrow < wide < narrow * (1 + 1e-5)
+    assert narrow < wide < narrow * (1 + 3e-5)
 
 
 def test_neighbors_share_a_public_number_of_slots():
