@@ -89,6 +89,12 @@ class Trainings:
         return self
 
 
+def key_of_next_use(key: Key) -> Key:
+    """Returns the given key for its first use in this process, and a key made from it later."""
+    number = next(_numbers_of(key))
+    return jax.random.fold_in(key, number) if number else key
+
+
 class TrainingState:
     """A state that records the trace in which it was created; made a pytree by `training_state`.
 

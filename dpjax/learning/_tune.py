@@ -24,6 +24,7 @@ from dpjax.accounting._ledger import Ledger
 from dpjax.accounting._repeat_and_select import checked_repetitions, selected
 from dpjax.learning._fit import TrainingFile
 from dpjax.learning._runs import Price, Priced, RunAccount
+from dpjax.learning._trainings import key_of_next_use
 from dpjax.random._keys import check_key, is_seeded, secure_key
 from dpjax.random._repetitions import Coins, Repetitions
 
@@ -188,7 +189,9 @@ def tune(
         if found is None:
             for one in told(ledger):
                 one.record(Payment(key, promised, "tuning"))
-            file.write(0, like)
+            # Two tunings with equal numbers of runs would not be independent.
+            state = state._replace(key=key_of_next_use(key))
+            file.write(0, like._replace(key=state.key))
         first, state = found or (0, state)
         of_count, of_choices, of_runs = jax.random.split(state.key, 3)
         for i in range(first, law.draw(Coins(of_count))):

@@ -12,6 +12,7 @@ import pytest
 
 import dpjax
 from dpjax import learning
+from dpjax.learning import _tune
 from dpjax.random._repetitions import Coins, repetitions
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -74,6 +75,30 @@ def test_only_the_best_run_is_shown_and_all_are_paid_once_before_the_first(keys,
     assert 1 <= float(release.guarantee.epsilon / expected.epsilon) < 1 + 1e-3
     assert release.guarantee.notes[-2:] == (*expected.notes[-1:], "seeded key")
     assert float(ledger.spent.epsilon) == pytest.approx(float(release.guarantee.epsilon), rel=1e-9)
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_tunings_of_one_secret_key_share_no_number_of_runs(secret, keys, monkeypatch, tmp_path):
+    """Equal numbers of runs would make two winners tell more than their prices together.
+
+    A tuning under a seeded key can be repeated. A ledger refuses a key that it knows.
+    """
+    used = []
+
+    def coins(key):
+        used.append(jax.random.key_data(key).tolist())
+        return Coins(key)
+
+    monkeypatch.setattr(_tune, "Coins", coins)
+    key = dpjax.random.secure_key() if secret else keys(SEED)
+    first, second = tuned(key), tuned(key)
+    equal = used[: len(used) // 2] == used[len(used) // 2 :]
+    assert equal == (not secret) == (repr(first.value) == repr(second.value))
+    assert not secret or len({str(one) for one in used}) == len(used)
+    ledger = ledger_at(tmp_path)
+    tuned(key, ledger=ledger)
+    with pytest.raises(ValueError, match="key"):
+        tuned(key, ledger=ledger)
 
 
 def test_an_interrupted_run_counts_once_and_the_number_of_runs_stays(keys, tmp_path):
