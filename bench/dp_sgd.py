@@ -1,5 +1,9 @@
 """A step of DP-SGD: per-example clipped gradients of a perceptron and of a small CNN, batch 256."""
 
+import json
+import os
+import pathlib
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +39,16 @@ NOISE_LIMIT = (
 )
 
 MICROBATCHES = (None, 1, 4, 16, 64)
+ROUNDS = 7
+
+# Opacus needs torch, of which a build for CPUs is enough, so it has an environment of its own.
+HERE = pathlib.Path(__file__).parent
+OPACUS = pathlib.Path(os.environ.get("DPJAX_OPACUS") or HERE.parent / "build/opacus/bin/python")
+WITHOUT_OPACUS = """\
+Opacus is left out, because its environment is not there. To make it:
+    python -m venv build/opacus && build/opacus/bin/pip install torch opacus"""
+# A training whose epsilon is compared: 20 epochs of 60,000 records.
+RECORDS, STEPS, DELTA = 60_000, 4688, 1e-5
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
@@ -161,6 +175,26 @@ def steps(
     }
 
 
+def opacus() -> dict[str, Any] | None:
+    """Seconds of steps and epsilons by `opacus_step.py`, or None without its environment."""
+    if not OPACUS.exists():
+        print(WITHOUT_OPACUS)
+        return None
+    job = {
+        "batch": BATCH, "rate": RATE, "noise": NOISE, "clip_norm": CLIP_NORM, "rounds": ROUNDS,
+        "sample_rate": BATCH / RECORDS, "steps": STEPS, "delta": DELTA,
+    }  # fmt: skip
+    command = [OPACUS, HERE / "opacus_step.py", json.dumps(job)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def epsilon() -> float:
+    """Of the same training, by dpjax; its tables of noise and full batches are charged, too."""
+    sampling = learning.poisson_sampling(RECORDS, batch_size=BATCH)
+    given = {"noise_multiplier": NOISE, "steps": STEPS, "delta": DELTA, "dims": 101_770}
+    return float(dpjax.accounting.dp_sgd(sampling, **given).epsilon)
+
+
 def largest_difference(one: Any, other: Any) -> float:
     """Of all parameters."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
@@ -176,6 +210,7 @@ def run() -> None:
     """Each model: sums against sums, and steps against steps."""
     labels = np.random.default_rng(1).integers(0, CLASSES, BATCH)
     batch = {"x": normal(0, BATCH, 784), "y": jnp.asarray(labels, jnp.int32)}
+    other = opacus()
     for name, (loss, p) in models().items():
         ways = sums(loss)
         errors = {
@@ -184,12 +219,14 @@ def run() -> None:
             if way != "without privacy"
         }
         assert max(errors.values()) < 1e-6 * CLIP_NORM, errors
-        race = Race({way: finished(function, p, batch) for way, function in ways.items()}, rounds=7)
+        race = Race(
+            {way: finished(function, p, batch) for way, function in ways.items()}, rounds=ROUNDS
+        )
         best = min((x for x in ways if x.startswith("jax_privacy")), key=race.seconds.__getitem__)
         whole = steps(loss, ways[best], ways["without privacy"], p)
         walk = Race(
             {way: finished(step, p, state, batch) for way, (step, state) in whole.items()},
-            rounds=7,
+            rounds=ROUNDS,
         )
         ours = race.seconds["dpjax"]
         job = f"clipped gradients, {name}, batch {BATCH}"
@@ -227,12 +264,23 @@ def run() -> None:
             ),
         ]
         race.seconds.update(walk.seconds)
+        results: dict[str, Any] = {"largest differences of sums": errors}
+        if other is not None:
+            mode = min(other["seconds"][name], key=other["seconds"][name].__getitem__)
+            job = f"step of DP-SGD, {name}, exact noise"
+            theirs = other["seconds"][name][mode]
+            rows.append(
+                Row(job, f"Opacus ({mode}), noise in floats", walk.seconds["dpjax, step"], theirs)
+            )
+            results["Opacus"] = other
+            results["epsilon"] = {"dpjax": epsilon(), **other["epsilons"]}
+            print(results["epsilon"])
         record(
             f"DP-SGD, {name}",
             rows,
             race=race,
             sizes={"batch": BATCH, "parameters": sum(x.size for x in jax.tree.leaves(p))},
-            results={"largest differences of sums": errors},
+            results=results,
         )
 
 
