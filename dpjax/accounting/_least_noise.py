@@ -12,8 +12,8 @@ LEAST_NOISE, MOST_NOISE = 1e-2, 1e9
 # noise multiplier is known up to the second number. The next search starts where it ended.
 _COARSE = ((32.0, 0.05), (8.0, 2e-3))
 _WITHIN = 1e-3
-# Above this, a slope may come from wide intervals. A step that assumes a steeper slope would be short,
-# or, from 5 on, would not come nearer to the root.
+# Above this, a slope may come from wide intervals. A step that assumes a steeper slope would be
+# short, or, from 5 on, would not come nearer to the root.
 _STEEPEST = 3.0
 
 

@@ -67,7 +67,7 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     # relative errors of the power.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
-        raise RefusalError("the power may overflow: rescale its base its base")
+        raise RefusalError("the power may overflow: rescale its base")
     # This covers the exponential of these errors, and the rounding errors of the host.
     theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)

@@ -39,7 +39,7 @@ def test_integers_and_booleans_become_floats(x64):
 
 def test_an_interval_without_a_float32_is_refused():
     for lower, upper in ((1 + 1e-12, 1 + 2e-12), (1e39, 1e40)):
-        with pytest.raises(ValueError, match="float32 between"):
+        with pytest.raises(ValueError, match="float32 number between"):
             clamped(np.float32([1]), lower, upper)
 
 
