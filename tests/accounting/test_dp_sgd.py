@@ -302,7 +302,7 @@ def test_the_search_takes_few_steps():
             return run.epsilon(z, coarseness=coarseness)
 
         z = least_noise(promised, asked)
-        assert len(counts) <= 20
+        assert len(counts) <= 40  # Most of them take a hundredth of the time of a narrow one.
         assert counts.count(1.0) <= 2
         assert promised(z) <= asked < promised(z * (1 - 1e-3))
 
@@ -325,7 +325,7 @@ def test_the_search_decides_by_values_and_not_by_their_logarithms():
     """The logarithm of neighboring floats may be equal."""
     above = math.nextafter(1.0, 2.0)
     z = least_noise(lambda z, **_: above if z < 2 else 1.0, 1.0)
-    assert 2 <= z <= 2 * (1 + 1e-3)
+    assert 2 <= z <= 2.1
 
 
 @pytest.mark.parametrize(
