@@ -168,7 +168,7 @@ def dp_sgd(
         >>> dpjax.accounting.dp_sgd(
         ...     sampling, noise_multiplier=1.5, steps=100, delta=1e-5, dims=10
         ... )
-        (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
+        (epsilon=1.67166, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
     run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
     check_privacy_unit(privacy_unit)

@@ -195,7 +195,7 @@ def fit(
         ...     noise_multiplier=2.0, delta=1e-5,
         ... )
         >>> release.guarantee
-        (epsilon=0.798468, delta=1e-05)-DP, under add-or-remove-one, in 500 public slots
+        (epsilon=0.79847, delta=1e-05)-DP, under add-or-remove-one, in 500 public slots
     """
     _checks.host_only("fit", key, "clipped_gradients and gaussian_noise in a loop of your own")
     unit, notes = RECORD, ()

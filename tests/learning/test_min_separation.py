@@ -573,7 +573,7 @@ def test_a_resumed_fit_draws_the_batches_of_one_that_was_not_interrupted(tmp_pat
 
     def interrupted(epoch, parameters):
         del parameters
-        if epoch == 1:
+        if epoch.number == 1:
             raise KeyboardInterrupt
 
     path = tmp_path / "training"
