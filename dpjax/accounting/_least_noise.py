@@ -82,7 +82,8 @@ def least_noise(promised: Callable[..., float], target: float) -> float:
 
     Args:
         promised: a decreasing function. Its keyword `coarseness` makes it faster and increases its
-            values.
+            values. Where it falls more slowly than 1 / z, z may be further above the least one, but
+            promised(z) <= target is always true.
         target: the largest number that may be promised.
     """
     start, slope = 0.0, 0.0
