@@ -44,8 +44,8 @@ class NoiseState(TrainingState):
         key: the key of the next step's noise. It does not reveal earlier keys.
         step: the number of steps so far.
         noise_multiplier: the least standard deviation of the noise of any step so far, relative to
-            the norm bound. This is only a record of past steps: changing it does not change any
-            noise.
+            the norm bound; 0 if the noise of a step was drawn in floats, which promises nothing.
+            This is only a record of past steps: changing it does not change any noise.
         drawn_by: an identifier of the sampling that drew all batches; 0 if the caller chose the
             records, and 2^32 - 1 if batches come from several samplings.
         dims: the number of coordinates that get noise in a step.
@@ -298,7 +298,10 @@ def after_a_step(
     state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Turn
 ) -> NoiseState:
     """Returns the state after a step, with the next key and the least noise multiplier so far."""
-    least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
+    # Noise in floats promises nothing. A file may put the arrays of this state into an exact one,
+    # so an array must record it.
+    promised = multiplier if state.noise == "exact" else 0.0
+    least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(promised))
     drawn_by = jnp.uint32(drawn_by)
     bins = jnp.asarray(turn.bins).astype(jnp.uint32)
     # The guarantee assumes that one sampling drew all batches. SEVERAL means that different

@@ -125,7 +125,7 @@ def guarantee(
             "state must be the state that update returned after the last step, got the state "
             "that init returned: no step has been taken"
         )
-    if noise.noise == "float":
+    if noise.noise == "float" or noise.noise_multiplier == 0:
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
         return nothing_promised(0.0, relation_or_inherited(relation, added), privacy_unit)
     check_precision(noise)

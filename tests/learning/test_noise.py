@@ -497,6 +497,24 @@ def test_noise_in_floats_promises_nothing(keys):
     assert found.notes == ("not private: noise in floats",)
 
 
+def test_a_checkpoint_of_noise_in_floats_promises_nothing_in_an_exact_state(keys):
+    """A file holds arrays alone, and the exact state says of itself that its noise is exact."""
+    sums = summed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0), slots=1)
+    exact, floats = (
+        learning.gaussian_noise(keys(0), noise_multiplier=1.0, batch_size=4, noise=kind)
+        for kind in ("exact", "float")
+    )
+    _, stepped = floats.update(sums, floats.init(sums.value))
+    empty = exact.init(sums.value)
+    loaded = jax.tree.unflatten(jax.tree.structure(empty), jax.tree.leaves(stepped))
+    _, resumed = exact.update(sums, loaded)
+    sampling = learning.poisson_sampling(100, batch_size=4)
+    for state in (loaded, resumed):
+        found = learning.guarantee(state, sampling, delta=1e-5)
+        assert found.epsilon == np.inf
+        assert found.notes == ("not private: noise in floats",)
+
+
 def test_a_guarantee_is_that_of_the_steps_taken(keys):
     noise = learning.gaussian_noise(keys(0), noise_multiplier=1.1, batch_size=4)
     sampling = learning.poisson_sampling(100, batch_size=4)
