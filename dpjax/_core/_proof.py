@@ -74,6 +74,11 @@ class Interval:
     missing: bool = dataclasses.field(default=False, kw_only=True)
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest number of a coordinate."""
+        return self.low, self.high
+
+    @property
     def empty(self) -> float:
         """The public number, within the bounds, that fills empty slots."""
         return min(max(0.0, self.low), self.high)
@@ -112,6 +117,11 @@ class Ball:
     radius: float
     empty = 0.0
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest number of a coordinate."""
+        return -self.radius, self.radius
+
     def clamp(self, x: jax.Array) -> jax.Array:
         """Scales records that are too long down to the radius; NaN counts as 0."""
         x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
@@ -135,6 +145,11 @@ class Categories:
     """
 
     values: tuple[float, ...]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest of the values."""
+        return min(self.values), max(self.values)
 
     @property
     def empty(self) -> float:

@@ -46,7 +46,7 @@ from dpjax.proving._value import (
     RefusalError,
     Tighter,
     constant,
-    difference,
+    meet,
     over,
 )
 from dpjax.proving._walk import Step, Walk
@@ -101,20 +101,10 @@ class PaddedWalk(Walk):
     def improved(self, *situation: Any) -> None:
         """Applies no lemma, because lemmas do not say how a result depends on the slots."""
 
-    def refined(
-        self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
+    def sharpened(
+        self, scope: Any, equation: Any, operands: Any, outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """Returns `outputs` unchanged.
-
-        The base class cuts ranges into cells (`_cells.py`). Cells do not say how a result depends
-        on the slots.
-        """
-        return outputs
-
-    def recognized(
-        self, program: Any, equation: Equation, operands: Sequence[Any], outputs: Any, values: Any
-    ) -> list[Any] | None:
-        """Returns `outputs` unchanged: its lemmas do not say how a result depends on the slots."""
+        """Returns `outputs` unchanged: cells and lemmas do not say what depends on the slots."""
         return outputs
 
     def outputs(
@@ -123,7 +113,7 @@ class PaddedWalk(Walk):
         """Returns the values of an operation's results, by its inner program or by its rules."""
         if inner := called(equation):
             found = self._exact_sum(equation, inner, operands)
-            found = found or self._looked_up(equation, inner, operands)
+            found = found or self._looked_up(equation, operands)
             return found or self.inner_outputs(inner, operands)
         operation = operation_of(equation.primitive.name)
         if operation.slots is None and operands:  # Refuse a loop before its steps are walked.
@@ -155,9 +145,7 @@ class PaddedWalk(Walk):
             made.append(_within_rows(Tracked(tighter, row, slots, fixed)))
         return made
 
-    def _looked_up(
-        self, equation: Equation, inner: Any, operands: list[Tracked]
-    ) -> list[Tracked] | None:
+    def _looked_up(self, equation: Equation, operands: list[Tracked]) -> list[Tracked] | None:
         """Returns the value of `searchsorted` or `interp`; None for other operations.
 
         Either the function is applied to each entry of a private array, or public numbers are
@@ -170,13 +158,13 @@ class PaddedWalk(Walk):
             return None
         ((x,), values) = moving, [x.value for x in operands]
         by_entry = x is operands[_LOOK_UPS[name]]
-        found = of_call(equation, inner, values)
+        found = of_call(equation, values)
         if found is None or found.value is None or not (by_entry or x.slots.axis is None):
             return None
         flags = Pending.flags(y.pending for y in (found.value, *values))
         value = dataclasses.replace(found.value, pending=found.value.pending.having(**flags))
         self.steps.append(Step(self.depth, f"lemma {found.name}", self.line, value, self.path))
-        emptied = of_call(equation, inner, [y.empty for y in operands])
+        emptied = of_call(equation, [y.empty for y in operands])
         row = emptied.value if emptied and emptied.value else value
         slots = x.slots if by_entry else Slots()
         fixed = slots.axis is None and (x.fixed or value.apart == 0)
@@ -254,11 +242,7 @@ def _within_rows(x: Tracked) -> Tracked:
     if value.axis != axis or value.nan:
         return x
     apart = np.maximum(value.high - x.empty.low, x.empty.high - value.low)
-    each = np.minimum(*np.broadcast_arrays(value.changed.each, rounding.up(over(apart, axis))))
     rows = zip(row_norms(value, axis), row_norms(x.empty, axis), strict=True)
     l1, l2 = (float(rounding.up(a + b)) for a, b in rows)
-    old = value.changed
-    changed = difference(
-        each, value.shape, axis, l1=min(old.l1, l1), l2=min(old.l2, l2), whole=value.whole
-    )
-    return dataclasses.replace(x, value=dataclasses.replace(value, changed=changed))
+    changed = rounding.up(over(apart, axis)), l1, l2
+    return dataclasses.replace(x, value=meet(value, changed=changed))

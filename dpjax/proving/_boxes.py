@@ -99,7 +99,7 @@ class Coordinates:
     def whole_box(self) -> tuple[Array, Array]:
         """Returns the box that contains all records: one row of lower and one row of upper ends."""
         ends = [
-            np.repeat([[*_limits(bound)]], math.prod(shape), 0)
+            np.repeat([[*bound.ends]], math.prod(shape), 0)
             for bound, shape in zip(self.bounds, self.shapes, strict=True)
         ]
         low, high = np.concatenate(ends).T
@@ -142,14 +142,6 @@ class Coordinates:
                 radius = bound.radius * (1 + (count + 16) * 4 * rounding.unit(dtype))
                 found &= np.sqrt((nearest**2).sum(1)) <= radius * (1 + 2.0**-30)
         return found
-
-
-def _limits(bound: Bound) -> tuple[float, float]:
-    if isinstance(bound, Ball):
-        return -bound.radius, bound.radius
-    if isinstance(bound, Categories):
-        return min(bound.values), max(bound.values)
-    return bound.low, bound.high
 
 
 class Enclosure:

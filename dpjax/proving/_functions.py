@@ -1,6 +1,7 @@
 """Rules of powers, exponentials and other elementary functions."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,14 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
             moved = highest**y - np.maximum(highest - d, 0.0) ** y + 2.0**-50 * highest**y
         return rounding.up(rounding.up(moved + 2 * over(error, x.axis)))
 
+    return _from_zero(x, low, high, error, apart)
+
+
+def _from_zero(
+    x: Abstract, low: Array, high: Array, error: Array, apart: Callable[[Array | float], Array]
+) -> Abstract:
+    """Returns the value of a function with results above 0; apart(d) bounds how much it changes."""
+
     def moved(d: Difference) -> Moves:
         return np.where(d.each > 0, apart(d.each), 0.0), math.inf, math.inf
 
@@ -123,12 +132,18 @@ def _exponential(base: float, x: Abstract) -> Abstract:
     found = lipschitz((x,), (low, high), (gain,), relative=theta)
     slip = 2 * rounding.up(over(theta * high + 4 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
     top = over(high, x.axis)
+    return _curved(found, x, lambda d: -top * np.expm1(-slope * d), slip)
 
-    def curved(d: Difference) -> Array:
-        moved = -top * np.expm1(-slope * d.each) * (1 + 2.0**-30) + 2.0**-500
-        return np.where(d.each > 0, moved + slip, 0.0)
 
-    return capped(found, (x,), curved)
+def _curved(
+    found: Abstract, x: Abstract, modulus: Callable[[Array], Array], slip: Array
+) -> Abstract:
+    """Adds a second bound on how much entries of a function of x change, besides their rounding."""
+
+    def moved(d: Difference) -> Array:
+        return np.where(d.each > 0, modulus(d.each) * (1 + 2.0**-30) + 2.0**-500 + slip, 0.0)
+
+    return capped(found, (x,), moved)
 
 
 def exp2(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
@@ -192,11 +207,6 @@ def _monotone(
         found = lipschitz((x,), (low, high), (gain,), absolute=error)
         slip = rounding.up(2 * over(error + 2 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
         lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
-
-        def curved(d: Difference) -> Array:
-            moved = modulus(lowest, highest, d.each) * (1 + 2.0**-30) + 2.0**-500
-            return np.where(d.each > 0, moved + slip, 0.0)
-
         below, off = np.asarray(reach[0]), found.off
         if not absolute_error:
             # Small values have smaller errors. Operands are cut at 64, because for operands below
@@ -209,7 +219,7 @@ def _monotone(
             off = float(relative.max()), float(flush.max())
         low, high = np.maximum(found.low, below), np.minimum(found.high, reach[1])
         found = dataclasses.replace(found, low=low, high=high, off=off)
-        return capped(found, (x,), curved)
+        return _curved(found, x, functools.partial(modulus, lowest, highest), slip)
 
     return rule
 
@@ -334,11 +344,7 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
             root = np.asarray(d) / (np.sqrt(lowest + d) + np.sqrt(lowest))
         return rounding.up(rounding.up(np.where(d > 0, root, 0.0) + 2 * over(error, x.axis)))
 
-    def moved(d: Difference) -> Moves:
-        return np.where(d.each > 0, curved(d.each), 0.0), math.inf, math.inf
-
-    low, high = rounding.widened(*ends, error)
-    return result_of(x, np.maximum(low, 0.0), high, moved, apart=float(curved(x.apart).max()))
+    return _from_zero(x, *ends, error, curved)
 
 
 def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:

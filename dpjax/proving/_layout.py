@@ -308,6 +308,13 @@ def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
     return np.broadcast_to(array, shape)
 
 
+def accumulated(array: np.ndarray, axis: int, of: np.ufunc, *, reverse: bool) -> np.ndarray:
+    """Returns an array accumulated along an axis, from its end if `reverse`."""
+    turned = np.flip(array, axis) if reverse else array
+    found = of.accumulate(turned, axis)
+    return np.flip(found, axis) if reverse else found
+
+
 def pad(
     x: Abstract, value: Abstract, padding_config: Sequence[tuple[int, int, int]], **_: Any
 ) -> Abstract:

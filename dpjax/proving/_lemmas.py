@@ -25,9 +25,13 @@ from dpjax.proving._value import Abstract, Difference, Moves, Pending, make, ove
 _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
 
 
-def _each_alone(each: np.ndarray) -> Moves:
-    """Returns bounds on the change of single entries only; `make` derives bounds on norms."""
-    return rounding.up(each), math.inf, math.inf
+def _of_columns(
+    x: Abstract, ends: tuple[np.ndarray, np.ndarray], moves: np.ndarray, error: np.ndarray
+) -> Abstract:
+    """Returns the value of a statistic of each column, with a bound on its rounding error."""
+    each = np.where(x.changed.each[0] > 0, rounding.up(moves + 2 * error), 0.0)
+    moved = each, math.inf, math.inf
+    return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
 
 
 def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
@@ -56,9 +60,8 @@ def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
     sizes = np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 16 * rounding.tiny(x.dtype) * (n + 1) * (1 + sizes) * scale)
     moves = rounding.up(width**2 * ((n - 1) / n**2) * scale)
-    moved = _each_alone(np.where(x.changed.each[0] > 0, moves + 2 * error, 0.0))
-    ends = np.zeros_like(moved[0]), rounding.up(width**2 / 4 * scale + error)
-    return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
+    high = rounding.up(width**2 / 4 * scale + error)
+    return _of_columns(x, (np.zeros_like(high), high), moves, error)
 
 
 def variance_by_moments(x: Abstract) -> Abstract | None:
@@ -79,9 +82,8 @@ def variance_by_moments(x: Abstract) -> Abstract | None:
     error = 2 * gamma * largest**2 + off * (2 * largest + off)
     error = error + 16 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + largest)
     error = rounding.up(np.broadcast_to(error, np.broadcast_shapes(error.shape, exact.low.shape)))
-    moved = _each_alone(np.where(exact.others.each > 0, exact.others.each + 2 * error, 0.0))
     ends = rounding.widened(exact.low, exact.high, error)
-    return make(exact.shape, exact.dtype, *ends, None, moved, moved)
+    return _of_columns(x, ends, exact.others.each, error)
 
 
 def covariance(x: Abstract, divisor: float) -> Abstract | None:
@@ -142,35 +144,6 @@ def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
     gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
     flush = 8 * rounding.tiny(x.dtype) * (x.n * terms + 1)
     return gamma * np.maximum(sizes, weight) + flush + x.apart
-
-
-def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
-    """Returns the value of sum(w x) / sum(w).
-
-    It changes by at most the width of the range of x, times the largest fraction of the total
-    weight that one record can have.
-
-    The relative error of each sum is gamma_n, and the quotient adds 8 u. A compiler may compute the
-    weights again for the second sum, so their `apart` is added.
-    """
-    # If each weight is a sum, a compiler may flatten the sum of weights, which would round
-    # differently.
-    if flattened(w)[0] > 1:
-        return None
-    least, most = float(w.low.min()), float(w.high.max())
-    if x.shape != w.shape or len(x.shape) != 1 or least < 2.0**-30:
-        return None
-    gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype) + w.apart / least
-    if gamma > _OF_MEANS:
-        return None
-    low, high = x.low.min(axis=0), x.high.max(axis=0)
-    error = rounding.of_quotient(gamma, x.dtype) * np.maximum(np.abs(low), np.abs(high))
-    error = rounding.up(error + 64 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + 1 / least))
-    # A weight has the largest fraction of the total if it is as large as possible, and all others
-    # are as small as possible.
-    share = most / ((x.n - 1) * least + most)
-    moved = _each_alone(rounding.up(share * (high - low)) + 2 * error)
-    return make((), x.dtype, *rounding.widened(low, high, error), None, moved, moved)
 
 
 def pooled(s: Abstract, x: Abstract) -> Abstract | None:
@@ -240,9 +213,7 @@ def median(x: Abstract) -> Abstract:
     error = 8 * rounding.unit(x.dtype) * sizes + 16 * rounding.tiny(x.dtype)
     inexact = x.n > rounding.exact_integers(x.dtype) / 2
     share = 1.0 if x.n % 2 or inexact else 0.5
-    moved = _each_alone(np.where(x.changed.each[0] > 0, x.changed.each[0] * share + 2 * error, 0.0))
-    ends = rounding.widened(low, high, error)
-    return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
+    return _of_columns(x, rounding.widened(low, high, error), x.changed.each[0] * share, error)
 
 
 def as_records(x: Abstract) -> Abstract:

@@ -21,7 +21,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.extend.core as jex
 import numpy as np
@@ -425,18 +425,8 @@ def _type(atom: Any) -> tuple[Any, Any]:
     return aval(atom).shape, aval(atom).dtype
 
 
-class _Met(NamedTuple):
-    """A carry before and after a step, with the same axis of records, or both without one.
-
-    Attributes:
-        value: the abstract value of the carry before the step.
-        before: the bounds in this value, as numbers.
-        after: the bounds of the carry after the step, as numbers.
-    """
-
-    value: Abstract
-    before: Numbers
-    after: Numbers
+# A carry before a step, and after it: both with the same axis of records, or both without one.
+_Met = tuple[Abstract, Abstract]
 
 
 def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]:
@@ -457,7 +447,8 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
             break
         if _holds(found, met):
             return _narrowed(step, start, found)
-        excess = [[np.maximum(y - x, 0.0) for x, y in zip(*m[1:], strict=True)] for m in met]
+        numbers = [(_numbers(x), _numbers(y)) for x, y in met]
+        excess = [[np.maximum(y - x, 0.0) for x, y in zip(*m, strict=True)] for m in numbers]
         jumps = [
             e if last is None else [_jumped(x, y, count) for x, y in zip(last[k], e, strict=True)]
             for k, e in enumerate(excess)
@@ -465,8 +456,8 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
         last = excess if last is None else None
         try:
             found = [
-                _made(m.value, [x + d for x, d in zip(m.before, jump, strict=True)])
-                for m, jump in zip(met, jumps, strict=True)
+                _made(x, [a + d for a, d in zip(before, jump, strict=True)])
+                for (x, _), (before, _), jump in zip(met, numbers, jumps, strict=True)
             ]
         except RefusalError:
             break
@@ -481,21 +472,19 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
 
 def hull(first: Abstract, second: Abstract) -> Abstract:
     """Returns a small abstract value that contains both values."""
-    met = _met(_plain(first), second)
-    return _made(met.value, list(map(np.maximum, met.before, met.after)))
+    x, y = _met(_plain(first), second)
+    return _made(x, list(map(np.maximum, _numbers(x), _numbers(y))))
 
 
 def _numbers(x: Abstract) -> Numbers:
     """Returns the bounds in an abstract value as numbers; larger numbers mean a larger set."""
     ds = (x.changed, x.others)
-    return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in (d.each, d.l1, d.l2))]
+    return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in d.moves)]
 
 
 def _made(x: Abstract, numbers: Numbers) -> Abstract:
     low, high, *moves = numbers
-    changed, others = (
-        (each, float(l1), float(l2)) for each, l1, l2 in (moves[:3], moves[3:])
-    )  # fmt: skip
+    changed, others = ((e, float(l1), float(l2)) for e, l1, l2 in (moves[:3], moves[3:]))
     # If a compiler finds that no step changes a carry, it knows that the carry has the values of
     # the start. So the flags, such as `hidden`, are kept.
     pending = Pending().having(**(_flags(x) | {"coarse": False}))
@@ -519,7 +508,7 @@ def _met(x: Abstract, y: Abstract) -> _Met:
     first, second = (as_dense(z) if axis is None else as_rows(z, axis) for z in (x, y))
     if first.whole and not y.whole:
         first = _made(dataclasses.replace(first, whole=False), _numbers(first))
-    return _Met(first, _numbers(first), _numbers(second))
+    return first, second
 
 
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
@@ -528,12 +517,10 @@ def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
     It is False if `_met` had to change a value, because the step was walked from the original
     value.
     """
-    same = all(x is m.value for x, m in zip(taken, met, strict=True))
-    return same and all(_inside(m.after, m.before) for m in met)
-
-
-def _inside(inner: Numbers, outer: Numbers) -> bool:
-    return all(bool((x <= y).all()) for x, y in zip(inner, outer, strict=True))
+    if any(x is not before for x, (before, _) in zip(taken, met, strict=True)):
+        return False
+    pairs = (zip(_numbers(after), _numbers(before), strict=True) for before, after in met)
+    return all(bool((x <= y).all()) for pair in pairs for x, y in pair)
 
 
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:

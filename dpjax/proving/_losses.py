@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._computing_now import computing_now
-from dpjax._core._proof import Ball, Bound, Categories, Interval, RecordBounds
+from dpjax._core._proof import Ball, Bound, Categories, RecordBounds
 from dpjax._core._types import Database
 from dpjax._tracing._walks import Equation, bind, called, live, parts, run
 from dpjax.proving._operations import operation_of
@@ -115,19 +115,13 @@ class Losses:
             # A third of the new records mirror the old ones, which changes an average the most.
             # Another third are 0, or as close to 0 as the bounds allow.
             if not isinstance(bound, Categories):
-                low, high = _ends(bound)
+                low, high = bound.ends
                 fresh[::3] = low + high - rows[place[1], place[0]][::3]
                 fresh[1::3] = np.clip(0, low, high)
             other[place[1], place[0]] = fresh
             first.append(jnp.asarray(rows.astype(leaf.dtype)))
             second.append(jnp.asarray(other.astype(leaf.dtype)))
         return jax.tree.unflatten(structure, first), jax.tree.unflatten(structure, second)
-
-
-def _ends(bound: Ball | Interval) -> tuple[float, float]:
-    if isinstance(bound, Ball):
-        return -bound.radius, bound.radius
-    return bound.low, bound.high
 
 
 def _drawn(

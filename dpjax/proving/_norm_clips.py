@@ -16,51 +16,22 @@ time for the norm. The two results differ by rounding, which `_apart` bounds.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 import numpy as np
 
-from dpjax._tracing._walks import JITS, Atom, Equation, aval, called, parts
+from dpjax._tracing._walks import Atom, Equation, aval, called
 from dpjax.proving import _layout as layout
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._operations import OPERATIONS
 from dpjax.proving._pending import carried
 from dpjax.proving._reductions import sum_over
+from dpjax.proving._scopes import MOST_STEPS, At, Node, Reader, Scope
 from dpjax.proving._value import Abstract, Difference, Moves, make, result_of
 
-_MOST_STEPS = 40
 _SMALL = 2**20
-Made = Mapping[jex.Var, Equation]
-Values = Mapping[jex.Var, Abstract | None]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scope:
-    """A program: the operation that computes each variable, and inputs that the caller passes."""
-
-    made: Made
-    inputs: "Mapping[jex.Var, At]"
-
-
-At: TypeAlias = tuple[Atom, Scope]
-
-
-class _Node(NamedTuple):
-    """A variable, with the operation that computes it, if there is one."""
-
-    atom: Atom
-    scope: Scope
-    equation: Any = None
-
-    @property
-    def name(self) -> str:
-        return "" if self.equation is None else self.equation.primitive.name
-
-    @property
-    def operands(self) -> list[At]:
-        return [(atom, self.scope) for atom in self.equation.invars]
 
 
 class _Norm(NamedTuple):
@@ -105,43 +76,18 @@ def _repeated(equation: Equation, norm: _Norm) -> _Norm:
 
 
 @dataclasses.dataclass
-class Search:
+class Search(Reader):
     """A search for the norm of x: from a denominator or factor back through its operands.
 
     Attributes:
-        x: the array that is clipped.
-        root: the program that clips it.
-        values: the abstract values of the variables of `root`.
+        root: the program that clips x.
         steps: how many operations the search has passed, which bounds the rounding error.
+        x: the array that is clipped.
         loose: whether a variable for which `above` found a norm may be large although x is 0.
     """
 
-    x: Atom
-    root: Scope
-    values: Values
-    steps: int = 0
+    x: Any = None
     loose: bool = False
-
-    def node(self, at: At) -> _Node:
-        """Returns the operation that computes a variable, even if it is in an inner program."""
-        atom, scope = at
-        while True:
-            self.steps += 1
-            if isinstance(atom, jex.Literal) or self.steps > _MOST_STEPS:
-                return _Node(atom, scope)
-            if atom in scope.inputs:
-                atom, scope = scope.inputs[atom]
-                continue
-            equation = scope.made.get(atom)
-            if equation is None or equation.primitive.name not in JITS:
-                return _Node(atom, scope, equation)
-            inner, consts = parts(called(equation))
-            if consts:  # The values of the constants in the inner program are not known here.
-                return _Node(atom, scope)
-            outer = [(operand, scope) for operand in equation.invars]
-            made = {v: e for e in inner.eqns for v in e.outvars}
-            scope = Scope(made, dict(zip(inner.invars, outer, strict=True)))
-            atom = inner.outvars[equation.outvars.index(atom)]
 
     @functools.cached_property
     def centered(self) -> tuple[jex.Var, tuple[int, ...]] | None:
@@ -176,24 +122,6 @@ class Search:
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
         return self.moved(node, lambda at: self.mean(at, whole))
-
-    def number(self, at: At) -> float | None:
-        """Returns the public number that all entries of an array equal; None if there is none."""
-        node = self.node(at)
-        if isinstance(node.atom, jex.Literal):
-            literal = np.asarray(node.atom.val, aval(node.atom).dtype)
-            return float(literal) if literal.ndim == 0 else None
-        known = self.values.get(node.atom) if node.scope is self.root else None
-        if known is not None and known.is_known:
-            first = float(known.low.flat[0])
-            return first if (known.low == first).all() else None
-        if node.name not in ("convert_element_type", "broadcast_in_dim"):
-            return None
-        # A cast to float rounds the number, and the error of the lemma covers this rounding. A cast
-        # to an integer may turn 1.9 into 1.
-        dtype = np.dtype(aval(node.equation.outvars[0]).dtype)
-        is_float = dtype.kind == "f" and dtype.itemsize >= 4
-        return self.number(node.operands[0]) if is_float else None
 
     def computed(self, at: At) -> float | None:
         """Returns a public number, or an exact difference or comparison of small integers."""
@@ -313,7 +241,7 @@ class Search:
             return norm._replace(factor=number / norm.factor)
         return self.moved(node, self.below_reciprocal)
 
-    def when_long(self, node: _Node) -> "tuple[_Norm, At, At] | None":
+    def when_long(self, node: Node) -> "tuple[_Norm, At, At] | None":
         """Analyzes a `select` that tests whether the norm of x exceeds a number, up to rounding.
 
         Returns:
@@ -369,7 +297,7 @@ class Search:
                 return norm, other, None
         return None
 
-    def moved(self, node: _Node, of: Callable[[At], _Norm | None]) -> _Norm | None:
+    def moved(self, node: Node, of: Callable[[At], _Norm | None]) -> _Norm | None:
         """Skips an operation that scales an array by a public number, or repeats it.
 
         Args:
@@ -393,24 +321,53 @@ class Search:
         return norm._replace(factor=norm.factor / number if name == "div" else norm.factor * number)
 
 
-def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
+def clipped(scope: Scope, equation: Equation, _: Any) -> Abstract | None:
     """Returns the value of a quotient or product, if it clips an operand by its norm."""
-    root, divides = Scope(made, {}), equation.primitive.name == "div"
+    divides = equation.primitive.name == "div"
+
+    def along(norm: _Norm, x: Abstract, by: Abstract) -> bool:
+        return _is_along(norm, x, by.shape)
+
     pairs = [equation.invars] if divides else [equation.invars, equation.invars[::-1]]
     for first, second in pairs:
-        if isinstance(first, jex.Literal) or isinstance(second, jex.Literal):
-            continue
-        x, by = values.get(first), values.get(second)
-        if x is None or by is None or x.axis is None or x.is_public or x.dtype.kind != "f":
-            continue
-        search = Search(first, root, values)
-        norm = (search.above if divides else search.below_reciprocal)((second, root))
-        # If a factor may be 0 or negative, the operation is not a clip: the search bounds the
-        # factor from one side only.
-        if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
-            slack = _apart(search, x, norm)
-            return None if slack is None else _clip(x, by, norm, slack, divides=divides)
+        found = _clipped_by(scope, first, second, along, divides=divides)
+        if found is not None:
+            return _joined(scope, equation, found)
     return None
+
+
+def _joined(scope: Scope, equation: Equation, found: Abstract) -> Abstract:
+    """Returns the value with the pending operations of an operation whose rule may refuse it."""
+    xs = [x for x in map(scope.value, equation.invars) if x is not None]
+    name = "select_n" if called(equation) else equation.primitive.name
+    pending = carried(OPERATIONS[name].merging, equation.params, xs, found)
+    return dataclasses.replace(found, pending=pending)
+
+
+def _clipped_by(
+    scope: Scope, first: Atom, second: Atom, along: Callable[[_Norm, Abstract, Abstract], bool], *,
+    divides: bool,
+) -> Abstract | None:  # fmt: skip
+    """Returns x / v or x f, if it clips x by its norm.
+
+    Args:
+        scope: the program.
+        first: the variable x.
+        second: the variable v or f.
+        along: whether each group of entries of x is scaled by its own norm.
+        divides: whether x is divided.
+    """
+    x, by = scope.value(first), scope.value(second)
+    if x is None or by is None or x.axis is None or x.is_public or x.dtype.kind != "f":
+        return None
+    search = Search(scope, x=first)
+    norm = (search.above if divides else search.below_reciprocal)((second, scope))
+    # If a factor may be 0 or negative, the operation is not a clip: the search bounds the factor
+    # from one side only.
+    if norm is None or by.low.min() <= 0 or not along(norm, x, by):
+        return None
+    slack = _apart(search, x, norm)
+    return None if slack is None else _clip(x, by, norm, slack, divides=divides)
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
@@ -434,7 +391,7 @@ def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
     if search.centered is None:
         return uses
     whole, axes = search.centered
-    if (values := search.values.get(whole)) is None or not values.is_finite:
+    if (values := search.root.value(whole)) is None or not values.is_finite:
         return None
     k = math.prod(values.shape[axis] for axis in axes)
     units = rounding.sum_units(k, values.dtype) + 16 * rounding.unit(values.dtype)
@@ -443,33 +400,26 @@ def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
     return uses + 2.1 * entry * math.sqrt(count) if units <= 2.0**-8 else None
 
 
-def sum_of_clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
+def sum_of_clipped(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
     """Returns the value of sum_i f_i x_i over records, if f_i x_i clips record i by its norm."""
     contracted, batch = equation.params["dimension_numbers"]
-    if contracted != ((0,), (0,)) or batch != ((), ()):
+    if walked is None or contracted != ((0,), (0,)) or batch != ((), ()):
         return None
-    root = Scope(made, {})
+
+    def along(norm: _Norm, x: Abstract, by: Abstract) -> bool:
+        by_record = (x.axis, by.axis, len(by.shape)) == (0, 0, 1)
+        return by_record and norm[1:] == (tuple(range(1, len(x.shape))), (0,))
+
     for first, second in (equation.invars, equation.invars[::-1]):
-        if isinstance(first, jex.Literal) or isinstance(second, jex.Literal):
-            continue
-        x, by = values.get(first), values.get(second)
-        if x is None or by is None or (x.axis, by.axis) != (0, 0) or len(by.shape) != 1:
-            continue
-        if x.is_public or x.dtype.kind != "f" or by.low.min() <= 0:
-            continue
-        search = Search(first, root, values)
-        norm = search.below_reciprocal((second, root))
-        if norm is None or norm.summed != tuple(range(1, len(x.shape))) or norm.places != (0,):
-            continue
-        slack = _apart(search, x, norm)
-        rows = None if slack is None else _clip(x, by, norm, slack, divides=False)
-        if rows is not None:
-            pending = carried(OPERATIONS["mul"].merging, {}, [x, by], rows)
+        rows = _clipped_by(scope, first, second, along, divides=False)
+        if rows is not None and rows.dtype == walked.dtype:
+            operands: Any = scope.value(first), scope.value(second)
+            pending = carried(OPERATIONS["mul"].merging, {}, operands, rows)
             return sum_over(dataclasses.replace(rows, pending=pending), [0])
     return None
 
 
-def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstract | None:
+def clipped_by_choice(scope: Scope, equation: Equation, _: Any) -> Abstract | None:
     """Returns the value of where(||x|| > c, x / ||x||, x), whose rows have bounded norms.
 
     Each row either has a norm of at most c, or is a unit vector.
@@ -477,22 +427,22 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
     The quotient may be NaN where the norm is 0, but it is not chosen there. If the condition may be
     true although x is 0, as for max(||x||, 5) > c, the divisor must be above 0.
     """
-    root, output = Scope(made, {}), equation.outvars[0]
+    output = equation.outvars[0]
     for atom in equation.invars:
-        x = None if isinstance(atom, jex.Literal) else values.get(atom)
+        x = scope.value(atom)
         if x is None or x.axis is None or x.is_public or x.dtype.kind != "f" or x.nan:
             continue
         if x.shape != aval(output).shape or x.pending.coarse:
             continue
-        search = Search(atom, root, values)
-        node = search.node((output, root))
+        search = Search(scope, x=atom)
+        node = search.node((output, scope))
         chosen = search.when_long(node) if node.name == "select_n" else None
         loose = search.loose
         if chosen is None or not search.is_x(chosen[1]):
             continue
         most, _, long = chosen
         found = search.shortened(long)
-        by = values.get(found[1][0]) if found and found[1][1] is root else None  # type: ignore[arg-type]
+        by = found[1][1].value(found[1][0]) if found else None
         if found is None or by is None or not found[0].is_of(most):
             continue
         if not _is_along(most, x, x.shape) or (slack := _apart(search, x, most)) is None:
@@ -504,26 +454,28 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
         if loose and factor is not None:  # The divisor alone bounds the error of the quotient.
             least = min(least, lowest * found[0].factor / factor)
         radius = _radius(x, most, slack, least, length)
-        return None if radius is None else _in_ball(x, by, most, radius)
+        if radius is not None:
+            return _joined(scope, equation, _in_ball(x, by, most, radius))
     return None
 
 
-def at_most_one_over_the_norm(made: Made, equation: Equation, values: Values) -> Abstract | None:
+def at_most_one_over_the_norm(
+    scope: Scope, equation: Equation, walked: Abstract | None
+) -> Abstract | None:
     """Returns the value of min(a, c / ||x||), whose quotient is infinite where the norm is 0.
 
     The root of a sum of squares is never -0. So the quotient is c / ||x|| > 0 or +infinity.
     """
-    root = Scope(made, {})
-    search = Search(equation.outvars[0], root, values)
-    for one, other in (equation.invars, equation.invars[::-1]):
-        number, node = search.number((one, root)), search.node((other, root))
-        if number is None or number <= 0 or node.name != "div" or node.scope is not root:
+    search = Search(scope, x=equation.outvars[0])
+    for one, other in (equation.invars, equation.invars[::-1]) if walked is None else ():
+        number, node = search.number((one, scope)), search.node((other, scope))
+        if number is None or number <= 0 or node.name != "div" or node.scope is not scope:
             continue
         top, by = search.number(node.operands[0]), node.equation.invars[1]
-        v = None if isinstance(by, jex.Literal) else values.get(by)
+        v = scope.value(by)
         if top is None or not 2.0**-30 <= top <= 2.0**30 or v is None or v.nan:
             continue
-        under = search.node((by, root))
+        under = search.node((by, scope))
         if under.name != "sqrt" or not search.squares(under.operands[0])[0] or v.low.min() < 0:
             continue
         theta = rounding.DIVISION * rounding.unit(v.dtype)
@@ -533,7 +485,7 @@ def at_most_one_over_the_norm(made: Made, equation: Equation, values: Values) ->
         def moved(d: Difference, gap: np.ndarray = high - low) -> Moves:
             return np.where(d.each > 0, rounding.up(gap.max()), 0.0), math.inf, math.inf
 
-        return result_of(v, low, high, moved)
+        return _joined(scope, equation, result_of(v, low, high, moved))
     return None
 
 
@@ -553,7 +505,7 @@ def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float)
 def error_of(x: Abstract, count: int) -> float:
     """Returns the relative error of a computed norm of `count` numbers."""
     # `elementary` covers one rsqrt, and `DIVISION` covers every other operation.
-    units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)
+    units = rounding.DIVISION * MOST_STEPS + rounding.elementary(x.dtype)
     return rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
 
 

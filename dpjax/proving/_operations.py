@@ -1,14 +1,14 @@
 """The table of operations: one row for each JAX primitive that proofs support."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 import numpy as np
 
-from dpjax._tracing._walks import primitives
+from dpjax._tracing._walks import names, primitives
 from dpjax.proving import _choices as choices
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _functions as functions
@@ -25,7 +25,7 @@ from dpjax.proving._exact_windows import planned_cumulative, planned_windows
 from dpjax.proving._pending import PRODUCT, Merging
 from dpjax.proving._slots import Rule as SlotRule
 from dpjax.proving._slots import Tightening, at_one_place
-from dpjax.proving._value import Abstract
+from dpjax.proving._value import Abstract, constant
 
 ANY = Merging()
 NEVER_UNDONE = Merging(undone=False)
@@ -198,7 +198,7 @@ OPERATIONS: dict[str, Operation] = {
     "while": Operation(remedy=_WHILE),
     # The walk visits the branches of a `cond`; see _walk.py.
     "cond": Operation(remedy="use jnp.where, and the same code on all platforms"),
-    "platform_index": Operation(layout.platform_index, slots.platform),
+    "platform_index": Operation(layout.platform_index),
     # Operations without a rule.
     "pure_callback": Operation(remedy="write it in JAX"),
     "fft": Operation(remedy=_WAVES),
@@ -212,6 +212,19 @@ OPERATIONS: dict[str, Operation] = {
 def operation_of(name: str) -> Operation:
     """Returns the row of a primitive. A primitive that is not in the table has no rule."""
     return OPERATIONS.get(name, Operation())
+
+
+_MOVING = names("slice dynamic_slice squeeze reshape broadcast_in_dim")
+
+
+def rearranged(
+    name: str, parameters: Mapping[str, Any], integers: np.ndarray, rest: Sequence[Abstract] = ()
+) -> np.ndarray | None:
+    """Returns known integers after an operation that only moves entries; None for others."""
+    if name not in _MOVING:
+        return None
+    found: Any = OPERATIONS[name].rule(constant(integers), *rest, **parameters)  # type: ignore[misc]
+    return np.broadcast_to(found.low, found.shape).astype(int)
 
 
 @functools.lru_cache(maxsize=64)

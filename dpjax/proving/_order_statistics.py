@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._operations import rearranged
 from dpjax.proving._value import Abstract, meet
 
 _MOST_WEIGHTS = 2**22
@@ -125,27 +126,7 @@ def _places(
     name: str, params: Mapping[str, Any], rest: Sequence[Abstract], shape: Sequence[int]
 ) -> np.ndarray | None:
     """Returns the old index of each entry after an operation that only moves entries, else None."""
-    old = np.arange(math.prod(shape)).reshape(shape)
-    if name == "slice":
-        steps = params["strides"] or [1] * len(shape)
-        ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
-        return old[tuple(slice(*three) for three in ends)]
-    if name == "dynamic_slice":
-        if not all(start.is_known for start in rest):
-            return None
-        starts = [int(start.low) for start in rest]
-        pairs = zip(starts, params["slice_sizes"], strict=True)
-        return old[tuple(slice(a, a + size) for a, size in pairs)]
-    if name == "squeeze":
-        return old.squeeze(tuple(params["dimensions"]))
-    if name == "reshape":
-        return old.reshape(params["new_sizes"])
-    if name != "broadcast_in_dim":
-        return None
-    after, ones = params["shape"], [1] * len(params["shape"])
-    for k, place in enumerate(params["broadcast_dimensions"]):
-        ones[place] = shape[k]
-    return np.broadcast_to(old.reshape(ones), after)
+    return rearranged(name, params, np.arange(math.prod(shape)).reshape(shape), rest)
 
 
 def _added(given: Sequence[Combination]) -> Combination | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._choices import BOOL
-from dpjax.proving._layout import place
+from dpjax.proving._layout import accumulated, place
 from dpjax.proving._reductions import axes_after, check_surrounded
 from dpjax.proving._rows import aligned, as_dense
 from dpjax.proving._value import (
@@ -75,11 +75,7 @@ def cumulative_extremum(
     flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
 
     def running(array: np.ndarray, pick: Any) -> np.ndarray:
-        if array.shape[axis] == 1:
-            return array
-        turned = np.flip(array, axis) if reverse else array
-        found = pick.accumulate(turned, axis)
-        return np.flip(found, axis) if reverse else found
+        return accumulated(array, axis, pick, reverse=reverse)
 
     def moved(d: Difference) -> Moves:
         each = running(d.each, np.maximum)

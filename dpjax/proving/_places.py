@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._layout import check_inside, check_places
+from dpjax.proving._layout import check_inside, check_places, reshape, squeeze, transpose
 from dpjax.proving._reductions import is_exact
 from dpjax.proving._rows import as_dense
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, make, result_of
@@ -124,31 +124,34 @@ def _take(
             "an index is public, but its value is not known to the proof: compute the index by "
             "NumPy"
         )
+    found = _picked(x, axis, first, last)
+    where = set(range(rank)) - set(rows)
+    if not where:
+        return squeeze(found, [axis])
+    order = [k for k in range(rank) if k != axis]
+    order.insert(min(where), axis)
+    return transpose(found, order)
+
+
+def _picked(x: Abstract, axis: int, first: np.ndarray, last: np.ndarray) -> Abstract:
+    """Returns the value of entries at indices of an axis, each index between `first` and `last`."""
     if x.axis == axis:
         x = as_dense(x)
-    where = set(range(rank)) - set(rows)
-    covered = [((first <= k) & (k <= last)).sum() for k in range(first.min(), last.max() + 1)]
-    most = float(max(covered))
+    starts, ends = (np.bincount(k, minlength=x.shape[axis] + 1) for k in (first, last + 1))
+    most = float((starts - ends).cumsum().max())
+    places = [np.minimum(first + k, last) for k in range(int((last - first).max()) + 1)]
 
     def move(array: np.ndarray, pick: Any) -> np.ndarray:
-        places = [np.minimum(first + k, last) for k in range(width + 1)]
         one = array.shape[axis] == 1
-        taken = pick([array if one else array.take(k, axis) for k in places], axis=0)
-        return np.moveaxis(taken, axis, min(where)) if where else np.squeeze(taken, axis)
+        return pick([array if one else array.take(k, axis) for k in places], axis=0)
 
     def moved(d: Difference) -> Moves:
         l1, l2 = rounding.up(d.l1 * most), rounding.up(d.l2 * math.sqrt(most))
         return move(d.each, np.max), float(l1), float(l2)
 
-    order = [k for k in range(len(x.shape)) if k != axis]
-    shape = [len(first)] * rank
-    for row, k in zip(rows, order, strict=True):
-        shape[row] = x.shape[k]
-    ends, axis_after = (move(x.low, np.min), move(x.high, np.max)), None
-    if x.axis is not None:
-        axis_after = rows[order.index(x.axis)]
-    kept: Any = {"shape": shape, "axis": axis_after, "whole": x.whole, "apart": x.apart}
-    return result_of(x, *ends, moved, **kept)
+    shape = [len(first) if k == axis else size for k, size in enumerate(x.shape)]
+    low, high = move(x.low, np.min), move(x.high, np.max)
+    return result_of(x, low, high, moved, shape=shape, whole=x.whole, apart=x.apart)
 
 
 def _entries(x: Abstract, index: Abstract) -> Abstract:
@@ -159,21 +162,11 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
             "a gather with several indices per entry is supported in proofs only if the indices "
             "are known, in one list"
         )
-    places = np.broadcast_to(index.low, index.shape).astype(int)
-    if (places < 0).any() or (places >= np.array(x.shape)).any():
-        raise RefusalError("an index may be out of bounds: clip the index")
-    most = float(np.unique(places, axis=0, return_counts=True)[1].max())
-    x = as_dense(x)
-
-    def move(array: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(array, x.shape)[tuple(places.T)]
-
-    def moved(d: Difference) -> Moves:
-        l1, l2 = rounding.up(d.l1 * most), rounding.up(d.l2 * math.sqrt(most))
-        return move(d.each), float(l1), float(l2)
-
-    kept: Any = {"shape": (len(places),), "whole": x.whole, "apart": x.apart}
-    return result_of(x, move(x.low), move(x.high), moved, **kept)
+    places = np.broadcast_to(index.low, index.shape).astype(int).T
+    for indices, size in zip(places, x.shape, strict=True):
+        check_inside(indices.min(), indices.max(), size)
+    flat: Any = np.ravel_multi_index(tuple(places), x.shape)
+    return _picked(reshape(as_dense(x), [math.prod(x.shape)]), 0, flat, flat)
 
 
 def check_scatter(
@@ -216,6 +209,15 @@ def check_scatter(
     return size, math.prod(leading)
 
 
+def _check_promises(
+    *, unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any
+) -> None:
+    if unique_indices or indices_are_sorted:
+        raise RefusalError(
+            "a promise about private indices is not supported in proofs: leave it out"
+        )
+
+
 def moved_rows(places: Abstract, updates: Abstract, size: Sequence[int], off: float = 0.0) -> Moves:
     """Bounds how much the sums at each index change if one record changes.
 
@@ -236,8 +238,7 @@ def moved_rows(places: Abstract, updates: Abstract, size: Sequence[int], off: fl
 
 def scatter_extremum(
     start: Abstract, places: Abstract, updates: Abstract, *, largest: bool,
-    dimension_numbers: Any, mode: Any, unique_indices: bool = False,
-    indices_are_sorted: bool = False, **_: Any,
+    dimension_numbers: Any, mode: Any, **promises: Any,
 ) -> Abstract:  # fmt: skip
     """Returns the value of an extremum of the records at each index, as `jax.ops.segment_max`.
 
@@ -245,10 +246,7 @@ def scatter_extremum(
     most two rows change, each within its range. If the index does not change, only the row at this
     index changes, by at most as much as the record.
     """
-    if unique_indices or indices_are_sorted:
-        raise RefusalError(
-            "a promise about private indices is not supported in proofs: leave it out"
-        )
+    _check_promises(**promises)
     size = check_scatter(start, places, updates, dimension_numbers, mode)[0]
     axes = len(start.shape) - len(size)
     if not start.is_finite:
@@ -283,9 +281,8 @@ def scatter_extremum(
 
 
 def scatter_set(
-    start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
-    unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
-) -> Abstract:  # fmt: skip
+    start: Abstract, places: Abstract, updates: Abstract, **parameters: Any
+) -> Abstract:
     """Returns the value of a scatter that writes one public number at the index of each record.
 
     If the numbers may differ, the scatter is refused, because the order of writes to one index is
@@ -298,18 +295,16 @@ def scatter_set(
             "public number, or use .at[i].max(x)"
         )
     number = float(updates.low.flat[0])
-    kept: dict[str, Any] = {"dimension_numbers": dimension_numbers, "mode": mode}
-    kept |= {"unique_indices": unique_indices, "indices_are_sorted": indices_are_sorted}
     ends = np.minimum(start.low, number), np.maximum(start.high, number)
     # A row either keeps its start value or becomes the public number. So it is within `ends`, as in
     # a scatter of extrema.
     reach = dataclasses.replace(start, low=ends[0], high=ends[1])
-    return scatter_extremum(reach, places, updates, largest=True, **kept)
+    return scatter_extremum(reach, places, updates, largest=True, **parameters)
 
 
 def scatter_add(
     start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
-    unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
+    **promises: Any,
 ) -> Abstract:  # fmt: skip
     """Returns the value of a scatter-add of one number or row of each record, as in a histogram.
 
@@ -318,10 +313,7 @@ def scatter_add(
     |u| + |u'|, and the l2 norm sqrt(|u|^2 + |u'|^2). If i = i', the change is u' - u. If an index
     is out of bounds, nothing is added, and the change is smaller.
     """
-    if unique_indices or indices_are_sorted:
-        raise RefusalError(
-            "a promise about private indices is not supported in proofs: leave it out"
-        )
+    _check_promises(**promises)
     size, bins = check_scatter(start, places, updates, dimension_numbers, mode)
     n, dtype = updates.shape[0], start.dtype
     axes = len(start.shape) - len(size)

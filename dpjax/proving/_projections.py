@@ -2,16 +2,16 @@
 
 import math
 
-import jax.extend.core as jex
 import numpy as np
 
 from dpjax._tracing._walks import Equation
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._norm_clips import Made, Scope, Search, Values, error_of
+from dpjax.proving._norm_clips import Search, error_of
+from dpjax.proving._scopes import Scope
 from dpjax.proving._value import Abstract, make
 
 
-def projected(made: Made, equation: Equation, values: Values) -> Abstract | None:
+def projected(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
     """Returns the value of x / max(f ||x||, c), where the norm is that of the whole array.
 
     It is 1 / c times the projection of x to the ball of radius c / f. A projection to a convex set
@@ -19,11 +19,18 @@ def projected(made: Made, equation: Equation, values: Values) -> Abstract | None
     underflow, and the norm may be that of another use of x.
     """
     first, second = equation.invars
-    x = None if isinstance(first, jex.Literal) else values.get(first)
-    if x is None or x.axis is not None or x.is_public or x.dtype.kind != "f" or x.nan:
+    x = scope.value(first)
+    if (
+        walked is None
+        or x is None
+        or x.axis is not None
+        or x.is_public
+        or x.dtype.kind != "f"
+        or x.nan
+    ):
         return None
-    search = Search(first, Scope(made, {}), values)
-    node = search.node((second, search.root))
+    search = Search(scope, x=first)
+    node = search.node((second, scope))
     if node.name == "broadcast_in_dim":
         node = search.node(node.operands[0])
     for one, other in (node.operands, node.operands[::-1]) if node.name == "max" else ():

@@ -424,16 +424,14 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     ones, moves, norm, apart = (1,) * len(shape), math.inf, math.inf, 0.0
     whole, missing = dtype.kind != "f", False
     if isinstance(bound, Ball):
-        ends = -bound.radius, bound.radius
         # The clamp computes the norm of a record, and scales the record. Both steps are rounded.
         norm = bound.radius * (1 + (math.prod(shape[1:]) + 16) * 4 * rounding.unit(dtype))
         moves, apart = 2 * norm, 2 * (norm - bound.radius)
     elif isinstance(bound, Categories):
-        ends = min(bound.values), max(bound.values)
         whole = whole or all(float(x).is_integer() for x in bound.values)
     else:
-        ends, missing = (bound.low, bound.high), bound.missing
-    low, high = (np.full(ones, end) for end in ends)
+        missing = bound.missing
+    low, high = (np.full(ones, end) for end in bound.ends)
     changed = rounding.up(high - low), math.inf, float(rounding.up(moves))
     found = make(
         shape, dtype, low, high, 0, changed, (np.zeros(ones), 0.0, 0.0), whole=whole,

@@ -36,9 +36,8 @@ norm is at most b_i - R_p d + b_i' + (1 - R_p) d <= b_i + b_i' + d <= 2 max(b_i,
 is at most |b_i - b_i' - R_p d| + (1 - R_p) d <= 2 (b_i - b_i').
 """
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
@@ -46,9 +45,9 @@ import numpy as np
 
 from dpjax._tracing._walks import Equation, aval
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._norm_clips import At, Scope, Search
 from dpjax.proving._pending import flattened
 from dpjax.proving._rows import as_dense
+from dpjax.proving._scopes import At, Reader, Scope
 from dpjax.proving._value import Abstract, meet
 
 _DEPTH = 12
@@ -85,23 +84,13 @@ class _Divisor(NamedTuple):
     places: tuple[int, ...]
 
 
-@dataclasses.dataclass
-class _Ratios:
+class _Ratios(Reader):
     """Finds sums, and the terms of sums, in a program."""
-
-    search: Search
-    root: Scope
-    values: Mapping[jex.Var, Abstract | None]
 
     def node(self, at: At) -> Any:
         """Returns the operation that computes a variable."""
-        self.search.steps = 0  # The error of the lemma does not depend on the length of the search.
-        return self.search.node(at)
-
-    def number(self, at: At) -> float | None:
-        """Returns the public number that all entries of an array equal; None if there is none."""
-        self.search.steps = 0
-        return self.search.number(at)
+        self.steps = 0  # The error of the lemma does not depend on the length of the search.
+        return super().node(at)
 
     def plain(self, at: At) -> At:
         """Returns the variable before casts, if these change a number at most by rounding."""
@@ -119,10 +108,7 @@ class _Ratios:
         return node.atom, node.scope
 
     def value(self, at: At) -> Abstract | None:
-        atom, scope = at
-        if isinstance(atom, jex.Literal) or scope is not self.root:
-            return None
-        return self.values.get(atom)
+        return at[1].value(at[0])
 
     def range_of(self, at: At) -> _Interval | None:
         """Returns the range of a term; None if it is unknown."""
@@ -407,12 +393,12 @@ def _of_rows(
     return None
 
 
-def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | None:
+def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
     """Returns the value of a quotient of two sums over the records; None for other quotients."""
-    reader = _Ratios(search, search.root, search.values)
-    top, bottom = ((atom, search.root) for atom in equation.invars)
+    reader = _Ratios(scope)
+    top, bottom = ((atom, scope) for atom in equation.invars)
     by = reader.value(bottom)
-    if by is None or aval(equation.invars[0]).shape != walked.shape:
+    if walked is None or by is None or aval(equation.invars[0]).shape != walked.shape:
         return None
     divisor, (scale, top) = reader.divisor(bottom), reader.scaled(top)
     found = _quotient(reader, top, divisor, walked.shape)

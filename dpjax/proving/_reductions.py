@@ -15,7 +15,7 @@ from jax import lax
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._choices import convert
 from dpjax.proving._elementwise import multiply
-from dpjax.proving._layout import along, broadcast, transpose
+from dpjax.proving._layout import accumulated, along, broadcast, transpose
 from dpjax.proving._pending import PRODUCT, carried, flattened
 from dpjax.proving._rows import without_middle
 from dpjax.proving._value import (
@@ -212,10 +212,7 @@ def cumulative_sum(
     room = 1 + (count + 100) * 2.0**-52
 
     def added(array: np.ndarray) -> np.ndarray:
-        turned = along(array, axis, count)
-        if not reverse:
-            return np.cumsum(turned, axis)
-        return np.flip(np.cumsum(np.flip(turned, axis), axis), axis)
+        return accumulated(along(array, axis, count), axis, np.add, reverse=reverse)
 
     sums = sums_of(x, count, added(x.magnitude))
     rows = None if x.axis == axis else x.axis
@@ -263,10 +260,7 @@ def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstr
     count = x.shape[axis]
 
     def running(array: np.ndarray, of: Any) -> np.ndarray:
-        turned = along(array, axis, count)
-        turned = np.flip(turned, axis) if reverse else turned
-        found = of.accumulate(turned, axis)
-        return np.flip(found, axis) if reverse else found
+        return accumulated(along(array, axis, count), axis, of, reverse=reverse)
 
     top = running(np.maximum(x.magnitude, 1.0), np.multiply)
     if not top.max() < _MOST_OF_PRODUCT:

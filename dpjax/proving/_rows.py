@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._value import Abstract, Difference, RefusalError, difference, over
+from dpjax.proving._value import Abstract, Difference, RefusalError, difference, meet, over
 
 
 def as_dense(x: Abstract) -> Abstract:
@@ -139,16 +139,9 @@ def counted(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
     if xs[0].axis != found.axis or xs[0].shape != found.shape:
         return found
 
-    def fewer(d: Difference, count: float) -> Difference:
-        if count >= d.count:
-            return d
-        return difference(
-            d.each, found.shape, found.axis, l1=d.l1, l2=d.l2, count=count, whole=found.whole
-        )
-
-    changed = fewer(found.changed, sum(x.changed.count for x in xs))
-    others = fewer(found.others, sum(x.others.count for x in xs))
-    return dataclasses.replace(found, changed=changed, others=others)
+    counts = sum(x.changed.count for x in xs), sum(x.others.count for x in xs)
+    fewer = counts[0] < found.changed.count or counts[1] < found.others.count
+    return meet(found, counts=counts) if fewer else found
 
 
 @np.errstate(all="ignore")

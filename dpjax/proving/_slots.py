@@ -16,7 +16,7 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import same_rows
-from dpjax.proving._value import Abstract, RefusalError, difference, over
+from dpjax.proving._value import Abstract, RefusalError, difference, meet, over
 
 _REMEDY = "sum over the records first, or prove it under replace-one"
 
@@ -164,7 +164,7 @@ def squeezed(op: Applied) -> Slots:
 def reduced(op: Applied) -> Slots:
     """The slot rule of reductions: sums and extrema over records do not depend on their order."""
     axes = [k % len(op.shape) for k in op.parameters["axes"]]
-    return Slots() if op.first.slots.axis in axes else op.first.slots.without(axes)
+    return Slots() if op.first.slots.axis in axes else chosen(op)
 
 
 def chosen(op: Applied) -> Slots:
@@ -287,10 +287,6 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
-def platform(op: Applied) -> Slots:
-    return Slots()
-
-
 # Tighter bounds. If a record is removed, its row becomes the row of an empty slot, and not an
 # arbitrary row. And a permuted array has exactly the same rows, not only rows within the same
 # range.
@@ -317,15 +313,10 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
     """
     if found.axis is not None:
         return found
-    size, old = math.prod(found.shape), found.others
-    each = rounding.up(each + slip).reshape(each.shape or (1,) * len(found.shape))
-    new = difference(
-        np.minimum(*np.broadcast_arrays(old.each, each)), found.shape, None,
-        l1=min(old.l1, float(rounding.up(l1 + slip * size))),
-        l2=min(old.l2, float(rounding.up(l2 + slip * math.sqrt(size)))), whole=found.whole,
-        count=old.count,
-    )  # fmt: skip
-    return dataclasses.replace(found, changed=new, others=new)
+    size = math.prod(found.shape)
+    l1, l2 = (float(rounding.up(x)) for x in (l1 + slip * size, l2 + slip * math.sqrt(size)))
+    moved = rounding.up(each + slip), l1, l2
+    return meet(found, changed=moved, others=moved)
 
 
 def tight_lookup(op: Applied) -> Abstract:

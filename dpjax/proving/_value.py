@@ -179,6 +179,10 @@ class Difference:
     def is_zero(self) -> bool:
         return self.l1 == 0
 
+    @property
+    def moves(self) -> Moves:
+        return self.each, self.l1, self.l2
+
 
 def difference(
     each: np.ndarray,
@@ -298,13 +302,7 @@ class Tighter:
         """
         if x.axis != self.axis or not x.others.is_zero or x.nan:
             return x
-        low, high = np.maximum(x.low, self.low), np.minimum(x.high, self.high)
-        old, new = x.changed, self.changed
-        changed = difference(
-            np.minimum(*np.broadcast_arrays(old.each, new.each)), x.shape, x.axis,
-            l1=min(old.l1, new.l1), l2=min(old.l2, new.l2), count=old.count, whole=x.whole,
-        )  # fmt: skip
-        return dataclasses.replace(x, low=low, high=high, changed=changed)
+        return meet(x, self.low, self.high, self.changed.moves)
 
 
 def over(array: np.ndarray, axis: int | None) -> np.ndarray:

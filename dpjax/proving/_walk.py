@@ -32,8 +32,6 @@ from dpjax.proving._operations import Operation, operation_of
 from dpjax.proving._order_statistics import Combination, combination, is_sorted
 from dpjax.proving._patterns import (
     Found,
-    Program,
-    Values,
     exponentials_of,
     improved,
     meeting,
@@ -41,6 +39,7 @@ from dpjax.proving._patterns import (
 )
 from dpjax.proving._pending import carried
 from dpjax.proving._rows import as_dense, counted
+from dpjax.proving._scopes import Scope
 from dpjax.proving._slots import at_one_place
 from dpjax.proving._softmax_gradients import Mark, marked, product
 from dpjax.proving._transfers import sum_of_counts, transfer
@@ -141,7 +140,7 @@ class Walk:
         """Returns the same as `run`, but inputs and outputs may have bounds in some cells only."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
-        program, outer, line = Program(jaxpr), self.path, self.line
+        scope, outer, line = Scope(jaxpr, values), self.path, self.line
         refused: dict[Atom, RefusalError] = {}
         partly: dict[Atom, Any] = {}
 
@@ -198,7 +197,7 @@ class Walk:
             self.line = place
             walked = outputs[0] if outputs and not self.shown(outputs[0]).refusal else None
             try:
-                lemma = self.improved(program, equation, values, walked)
+                lemma = self.improved(scope, equation, walked)
             except RefusalError as refusal:
                 raise located(refusal, equation, place) from None
             if lemma:
@@ -212,8 +211,7 @@ class Walk:
                 for atom in equation.invars
             ]
             refusal = refused.get(equation.outvars[0]) if equation.outvars else None
-            outputs = self.refined(equation, given, outputs, refusal)
-            outputs = self.recognized(program, equation, given, outputs, values)
+            outputs = self.sharpened(scope, equation, given, outputs, refusal)
             for k, variable in enumerate(equation.outvars):
                 write(variable, outputs[k] if outputs else None)
                 # The steps of an inner program are listed, so the call of the program is not listed
@@ -256,6 +254,13 @@ class Walk:
     def improved(self, *situation: Any) -> Found | None:
         """Returns a lemma that applies, with its tighter value; see `_patterns.py`."""
         return improved(*situation)
+
+    def sharpened(
+        self, scope: Scope, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
+    ) -> list[Any] | None:
+        """Returns the results of an operation, tightened by facts about the arrays it combines."""
+        outputs = self.refined(equation, operands, outputs, refusal)
+        return self.recognized(scope, equation, operands, outputs)
 
     def refined(
         self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
@@ -318,9 +323,8 @@ class Walk:
         return [value]
 
     def recognized(
-        self, program: Program, equation: Equation, operands: Sequence[Any], outputs: Any,
-        values: Values,
-    ) -> list[Any] | None:  # fmt: skip
+        self, scope: Scope, equation: Equation, operands: Sequence[Any], outputs: Any
+    ) -> list[Any] | None:
         """Returns the result of an operation, tightened by facts about the arrays it combines.
 
         These facts are about order statistics, counts, and parts of a softmax. They are stored with
@@ -348,7 +352,7 @@ class Walk:
         if made is not outputs[0] and outputs[0] in self.held:
             self.held[made] = self.held[outputs[0]]
         mark = marked(name, equation.params, operands, self.softmaxes)
-        if mark is None and (known := exponentials_of(program, equation, values)) is not None:
+        if mark is None and (known := exponentials_of(scope, equation)) is not None:
             mark = Mark(*known)
         if mark is not None:
             self.softmaxes[made] = mark
@@ -372,7 +376,7 @@ class Walk:
             self.steps.append(Step(self.depth, kind.title, self.line, exact, self.path))
             return [exact]
         coarse = any(x.pending.coarse or x.refusal for x in operands)
-        lemma = None if coarse else of_call(equation, inner, operands)
+        lemma = None if coarse else of_call(equation, operands)
         if lemma is not None:
             self.note(jaxpr, lemma)
         if lemma is not None and (found := lemma.value) is not None:
@@ -500,7 +504,7 @@ def check_no_nan(jaxpr: jex.Jaxpr, outputs: Sequence[Abstract]) -> None:
                 "the value may be NaN, and then it would not be released: replace NaN before, as by"
                 " jnp.where(jnp.isnan(x), 0, x)"
             )
-            made = Program(jaxpr).definition(atom)
+            made = Scope(jaxpr).definition(atom)
             raise located(refusal, made, source_line(made)) if made else refusal
 
 

@@ -13,7 +13,7 @@ import query_table
 from all_pairs import VALUES, N, all_pairs, bounds_of
 from dpjax import queries, targets
 from dpjax.proving import Ball, NoProofError
-from dpjax.proving._patterns import Program
+from dpjax.proving._scopes import Scope
 from dpjax.targets._known_sensitivity import BoundedTarget
 from random_programs import distance
 
@@ -259,7 +259,7 @@ def test_what_looks_like_a_mean_is_none(target, truth):
 
 def test_a_slice_that_reads_something_else_is_none():
     jaxpr = jax.make_jaxpr(lambda x, y: jnp.exp(x + y))(1.0, 2.0).jaxpr
-    program = Program(jaxpr)
+    program = Scope(jaxpr)
     assert program.between(jaxpr.invars[0], jaxpr.outvars[0]) is None
     assert len(program.between(jaxpr.eqns[0].outvars[0], jaxpr.outvars[0]).eqns) == 1
 
