@@ -236,8 +236,8 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     stated_gamma = Fraction(float(guarantee.gamma))
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
     if confidence is None:
-        # The events together are marginal. For the comparison, the fields are converted to a
-        # marginal statement, too: 1 - confidence is added to gamma.
+        # All events together have no confidence. For the comparison, the fields of the guarantee
+        # are converted in the same way: 1 - confidence is added to gamma.
         stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
         more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))
@@ -264,7 +264,11 @@ def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
 
 
 def _as_marginal(event: SampledEvent) -> SampledEvent:
-    """Converts an event to a marginal statement: 1 - confidence is added to gamma."""
+    """Returns an event without a confidence: the probability 1 - confidence is added to gamma.
+
+    Its gamma is then a probability over the samples and a fresh pair together (a marginal
+    statement).
+    """
     if event.confidence is None:
         return event
     gamma = Fraction(float(event.gamma)) + 1 - Fraction(float(event.confidence))

@@ -117,7 +117,7 @@ class OnGrid(abc.ABC):
             value = self._example(shape, jax.dtypes.canonicalize_dtype(dtype))
         elif shape is not None or dtype is not None:
             raise ValueError(
-                f"like already determines shapes and dtypes: leave out shape={shape} and"
+                f"`like` already determines shapes and dtypes: leave out shape={shape} and"
                 f" dtype={dtype}"
             )
         else:

@@ -71,7 +71,9 @@ class LocalMechanism(SensitivityMechanism):
         if like is None:
             answers = count(() if shape is None else shape)
         elif shape is not None:
-            raise ValueError(f"like already determines shapes and dtypes: leave out shape={shape}")
+            raise ValueError(
+                f"`like` already determines shapes and dtypes: leave out shape={shape}"
+            )
         else:
             value = _checks.real_shapes("like", like)
             self._check_value(value)

@@ -25,8 +25,9 @@ def begin(
 ) -> tuple[Sensitivity, Scalar]:
     """Checks the sensitivity and epsilon of a mechanism, and returns both.
 
-    A number counts as a global bound, under the relation of the open ledger if there is one. If a
-    traced sensitivity is NaN, epsilon becomes NaN, too, so that the guarantee shows the error.
+    If the sensitivity is a number, it is taken as a bound for all databases. It is under the
+    neighboring relation of the open ledger, or under replace-one if no ledger is open. If a traced
+    sensitivity is NaN, epsilon becomes NaN, too, so that the guarantee shows the error.
     """
     norm_function(norm)
     epsilon = _checks.positive("epsilon", epsilon)

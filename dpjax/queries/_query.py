@@ -221,8 +221,8 @@ class Query(KnownSensitivity, KnowsAccuracy):
         if isinstance(mechanism, (SelectionMechanism, AboveThreshold)):
             return Inside(self._integers, self._on_integers(mechanism))
         raise TypeError(
-            "mechanism must add noise to the sums, or select by the sums as scores, got "
-            f"{type(mechanism).__name__}"
+            "mechanism must add noise to the sums, or make a selection with the sums as scores,"
+            f" got {type(mechanism).__name__}"
         )
 
     def _on_integers(self, mechanism: Any) -> Any:

@@ -21,18 +21,18 @@ from dpjax.random._keys import forwards_key
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
-# A draw of more values than this is not computed by a separate program, because the result would
-# need additional memory. A program with more draws than this is not cut, because hundreds of small
-# programs take longer to compile.
+# A random draw of at most `_MOST_VALUES` values gets a separate program. A larger draw does not,
+# because its result would need additional memory. If more than `_MOST_DRAWS` draws would get one,
+# none does, because hundreds of small programs take longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 
 class Cut(NamedTuple):
-    """A program of a key and values, cut into separate programs at its random draws.
+    """A program that takes a key and values, split into a program for each random draw and a rest.
 
     Attributes:
-        draws: programs of the key.
-        rest: a program of the key, the values, and what the draws return.
+        draws: for each draw, a program that takes the key.
+        rest: a program that takes the key, the values, and the results of all draws.
     """
 
     draws: tuple[Program, ...]

@@ -145,7 +145,10 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
 
 
 def _bound(h: float, dims: int | None) -> Bound:
-    """Returns the bound of both targets. The docstring of `kernel_density` has the proof."""
+    """Returns the sensitivity bound of `kernel_density` and of `kernel_density_on_lattice`.
+
+    The docstring of `kernel_density` has the proof.
+    """
 
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size, d = _checks.integer("n", n, least=1), known_dims(dims)

@@ -170,12 +170,12 @@ def test_error_bars_of_all_arrays_hold_at_once():
 def test_shapes_and_like_are_not_both_given(mechanism):
     scores = jnp.zeros(3)
     for ask in (mechanism.effective_scale, mechanism.grid_for, mechanism.range):
-        with pytest.raises(ValueError, match="like already determines shapes and dtypes"):
+        with pytest.raises(ValueError, match="`like` already determines shapes and dtypes"):
             ask((3,), like=scores)
     bound = mechanism.score_gap if hasattr(mechanism, "score_gap") else mechanism.error
-    with pytest.raises(ValueError, match="like already determines shapes and dtypes"):
+    with pytest.raises(ValueError, match="`like` already determines shapes and dtypes"):
         bound(shape=(3,), like=scores)
-    with pytest.raises(ValueError, match="like already determines shapes and dtypes"):
+    with pytest.raises(ValueError, match="`like` already determines shapes and dtypes"):
         mechanism.range(dtype="float32", like=scores)
 
 

@@ -180,7 +180,7 @@ def test_lies_in_what_is_to_be_released():
     lies = mechanism.lies(confidence=0.9, shape=(10, 10), simultaneous=True)
     assert mechanism.lies(confidence=0.9, like=like, simultaneous=True) == lies
     assert mechanism.lies(confidence=0.9, like=like) == mechanism.lies(confidence=0.9) == 1
-    with pytest.raises(ValueError, match="like already determines shapes and dtypes"):
+    with pytest.raises(ValueError, match="`like` already determines shapes and dtypes"):
         mechanism.lies(confidence=0.9, shape=(3,), like=like)
     with pytest.raises(TypeError, match="integer categories, got dtype float32"):
         mechanism.lies(confidence=0.9, like=jnp.zeros(3))

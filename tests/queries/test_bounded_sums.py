@@ -251,7 +251,7 @@ def test_selections_by_sums_release_indices(key):
     assert int(best.value) == 1
     line = dpjax.above_threshold(scores, 100.0, threshold=20.0, positives=2)
     assert dpjax.privatize(sums, line)(key, people).value.tolist() == [1, 3]
-    with pytest.raises(TypeError, match="must add noise to the sums, or select by the sums"):
+    with pytest.raises(TypeError, match="must add noise to the sums, or make a selection"):
         dpjax.privatize(sums, _Foreign(dpjax.laplace(sums.sensitivity(), 1.0)))(key, people)
 
 
