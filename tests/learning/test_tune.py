@@ -179,12 +179,12 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
     released = {"public_score": None, "score_epsilon": 0.2}
     for fit_one, settings, error, message in (
         (louder, {}, ValueError, "the same release for a candidate each time"),
-        (twice, {}, ValueError, "must make one release"),
+        (twice, {}, ValueError, "must make only one release"),
         (leaks, {}, ValueError, "without making a release"),
         (looks, {}, ValueError, "evaluate must be left out"),
         (own_ledger, {}, ValueError, "ledger must be left out"),
         (own_steps, {}, ValueError, "a run pays for all of its steps"),
-        (looser, released, ValueError, "must make two releases"),
+        (looser, released, ValueError, "must make only two releases"),
         (pair, released, ValueError, "an epsilon of at most score_epsilon=0.2"),
         (per_person, released, ValueError, "released with privacy_unit='record'"),
         (trained, released, TypeError, "must return two Releases"),
