@@ -113,7 +113,10 @@ def finite(name: str, value: Number) -> Number:
 
 def fraction(name: str, value: Number) -> Number:
     """Checks that a number is strictly between 0 and 1."""
-    return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
+    expected = "strictly between 0 and 1"
+    if name in ("probability", "confidence") and type(value) in (int, float) and 1 < value <= 100:
+        expected += f", as {value / 100:g} for {value:g}%"
+    return _scalar(name, value, expected, lambda x: (x > 0) & (x < 1))
 
 
 def integer(name: str, value: Value, *, least: int, most: int | None = None) -> int:

@@ -162,8 +162,8 @@ def release_with_error(
     """
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(release.value)):
         raise TypeError(
-            f"release must contain numbers, got {_checks.described(release.value)}: plot "
-            "polynomials by dpjax.plotting.released_function"
+            f"release must contain numbers, got {_checks.described(release.value)}: "
+            f"{_instead(release)}"
         )
     _checks.fraction("probability", probability)
     values = _flat(estimate(release.value, release.accuracy))
@@ -227,6 +227,15 @@ def _flat(tree: Any) -> np.ndarray:
 # The number of points along each coordinate, by the number of coordinates.
 _POINTS = {1: 201, 2: 65}
 Interval = tuple[float, float]
+
+
+def _instead(release: Release) -> str:
+    """Returns what to plot in place of a release without numbers."""
+    if isinstance(release.value, BernsteinPolynomial):
+        return "plot polynomials by dpjax.plotting.released_function"
+    if hasattr(release.value, "columns"):
+        return "plot the columns of release.value"
+    return "use release.value, or plot a release of counts, as table.count(by={column: keys})"
 
 
 def released_function(

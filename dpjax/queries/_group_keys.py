@@ -25,6 +25,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity
+from dpjax.queries._people import Contribution
 from dpjax.random._keys import check_key, split_on_host
 from dpjax.random._release import add_noise
 from dpjax.release._draw import draw_of
@@ -134,19 +135,29 @@ def known_groups(
     relation: NeighboringRelation | None = None,
     privacy_unit: str = RECORD,
     name: str | None = None,
+    people: Contribution | None = None,
 ) -> Release:
-    """Releases the keys whose noisy counts reach the threshold, together with these counts."""
+    """Releases the keys whose noisy counts reach the threshold, together with these counts.
+
+    With `people`, a person may have several entries in a column of shape (n,), each with another
+    key. Then n is private, and a capacity must be given under both relations.
+    """
     check_key(key)
     relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
     at_most = _checks.integer("at_most", at_most, least=1)
     entries, words, known = _entries(column)
-    slots = _slots(len(words), capacity, relation)
+    is_public = relation is NeighboringRelation.REPLACE_ONE and people is None
+    slots = _slots(len(words), capacity, is_public=is_public)
     at_most = min(at_most, words.shape[1])
     reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
-    check_privacy_unit(privacy_unit)
+    about_people: dict[str, Any] = {"privacy_unit": privacy_unit}
+    if people is not None:
+        reach *= people.rows * people.blocks
+        about_people = people.about
+    check_privacy_unit(about_people["privacy_unit"])
     sensitivity = assume_sensitivity(reach, norm="l1", relation=relation)
-    sensitivity = dataclasses.replace(sensitivity, privacy_unit=privacy_unit)
+    sensitivity = dataclasses.replace(sensitivity, **about_people)
     mechanism = discrete_laplace(sensitivity, epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
     draw_of(mechanism, TreeSpec.of(size))  # Refuses a bad mechanism before anything is paid.
@@ -169,7 +180,7 @@ def known_groups(
         return _as_arrays(*named)
 
     about = (size.shape, words.shape[1:], entries is None, at_most, epsilon, delta, str(relation))
-    about = (*about, privacy_unit)
+    about = (*about, privacy_unit if people is None else people)
     release = pay_and_draw(
         draw,
         key,
@@ -239,8 +250,8 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
     return texts, words, known
 
 
-def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
-    if (capacity is None) != (relation is NeighboringRelation.REPLACE_ONE):
+def _slots(n: int, capacity: int | None, *, is_public: bool) -> int:
+    if (capacity is None) != is_public:
         raise ValueError(
             "capacity must be given under add-or-remove-one, where the number of records is "
             f"private, and must be None under replace-one, got {capacity}"

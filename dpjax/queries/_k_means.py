@@ -27,6 +27,7 @@ from dpjax.queries._intervals import _quotient
 from dpjax.queries._missing import complete, drops_missing
 from dpjax.queries._moments import public_ball
 from dpjax.queries._padded_records import present_records
+from dpjax.queries._people import Contribution
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
@@ -162,12 +163,15 @@ def released_clusters(
     name: str | None = None,
     missing: Literal["drop", "center"] = "drop",
     groups: tuple[np.ndarray, int] | None = None,
+    people: Contribution | None = None,
 ) -> Release:
     """Releases the clusters of all records, or the clusters of each group, paid for as one release.
 
-    `groups` contains the group of each slot (below 0 for no group) and the number of groups. An
-    added record is in one group, so it does not change the distribution of the releases of other
-    groups. A replaced record may change two groups, so groups are refused under replace-one.
+    `groups` contains the group of each slot (below 0 for no group) and the number of groups. Each
+    step is one release of the totals of all groups. An added record is in one group, so it changes
+    these totals as far as those of a single group. A replaced record may change two groups, so
+    groups are refused under replace-one. With `people`, neighbors differ in all records of a
+    person, and the totals change as far as those of any query by group.
     """
     check_key(key)
     drops = drops_missing(missing, "center")
@@ -184,9 +188,10 @@ def released_clusters(
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
     cells = max(32, 4 * k)  # So many cells that two clusters rarely share a cell.
-    reach = _reach(relation, bits, dims=cells * (1 + dims))
-    sensitivity = assume_sensitivity(reach, norm="l2", relation=relation)
-    mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
+    sensitivity = _sensitivity(relation, bits, people, dims=cells * (1 + dims))
+    count = 1 if groups is None else groups[1]
+    drawn = count * cells * (1 + dims)
+    mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, drawn)
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
     notes = guarantee_under(key, mechanism.guarantee).notes
     promised = dataclasses.replace(guarantee, notes=notes)
@@ -194,27 +199,28 @@ def released_clusters(
     def draw(key: Key, slots: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
         records, present, *codes = slots
         present &= complete(records) if drops else True
-        if groups is None:
-            return of_some(key, records, present)
-        each = [
-            of_some(one, records, present & (codes[0] == group))
-            for group, one in enumerate(jax.random.split(key, groups[1]))
-        ]
-        return jax.tree.map(lambda *parts: jnp.stack(parts), *each)
+        each = [present] if groups is None else [present & (codes[0] == g) for g in range(count)]
+        found = of_each(key, _placed(into_unit_ball(records), present), each)
+        return found if groups is not None else jax.tree.map(lambda array: array[0], found)
 
-    def of_some(key: Key, records: jax.Array, present: jax.Array) -> dict[str, jax.Array]:
+    def of_each(key: Key, inside: jax.Array, each: list[jax.Array]) -> dict[str, jax.Array]:
         cells_key, start_key, *keys = jax.random.split(key, 3 + steps)
-        inside, noise = _placed(into_unit_ball(records), present), mechanism.scale * unit
+        noise = mechanism.scale * unit
 
         def noisy_step(key: jax.Array, centers: jax.Array) -> tuple[jax.Array, jax.Array]:
-            total = _totals(inside, present, centers, bits=bits)
-            return _next(centers, mechanism.unpaid_draw(key, total), unit, noise)
+            pairs = zip(each, centers, strict=True)
+            total = jnp.concatenate([_totals(inside, *pair, bits=bits) for pair in pairs])
+            noisy = mechanism.unpaid_draw(key, total)
+            return _next(centers, noisy.reshape(count, -1, 1 + dims), unit, noise)
 
-        wide = noisy_step(keys[0], spread_points(cells_key, count=cells, dims=dims))
-        centers, counts = clusters_of_cells(start_key, *wide, noise, clusters=k), jnp.zeros(k)
+        points = spread_points(cells_key, count=cells, dims=dims)
+        wide = noisy_step(keys[0], jnp.stack([points] * count))
+        pairs = zip(*wide, strict=True)
+        starts = [clusters_of_cells(start_key, *pair, noise, clusters=k) for pair in pairs]
+        centers, counts = jnp.stack(starts), jnp.zeros((count, k))
         for step_key in keys[1:]:
             centers, counts = noisy_step(step_key, centers)
-        return {"centers": jnp.add(middle[None], size * centers), "counts": counts}
+        return {"centers": jnp.add(middle[None, None], size * centers), "counts": counts}
 
     records, present = present_records(database)
     if is_numbers(records):
@@ -274,6 +280,17 @@ def _share_of(
     return mechanism, guarantee
 
 
+def _sensitivity(
+    relation: NeighboringRelation, bits: int, people: Contribution | None, *, dims: int
+) -> Sensitivity:
+    """Returns the l2 sensitivity of the totals of all groups, for one record or for a person."""
+    if people is None:
+        return assume_sensitivity(_reach(relation, bits, dims=dims), norm="l2", relation=relation)
+    reach = people.reach(lambda _, one: _reach(one, bits, dims=dims), "l2", relation)
+    found = assume_sensitivity(reach, norm="l2", relation=relation)
+    return dataclasses.replace(found, **people.about)
+
+
 def _reach(relation: NeighboringRelation, bits: int, *, dims: int) -> float:
     """Returns the l2 sensitivity of the counts and sums of all clusters, in units of their grid."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
@@ -300,10 +317,10 @@ def _next(
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the next centers from noisy totals, and returns them with the noisy counts."""
     totals = noisy.astype(centers.dtype) * unit
-    counts, sums = totals[:, 0], totals[:, 1:]
-    found = sums / jnp.maximum(counts, noise)[:, None]
-    found = found / jnp.maximum(jnp.sqrt(_squares(found))[:, None], 1)
-    return jnp.where((counts > noise)[:, None], found, centers), counts
+    counts, sums = totals[..., 0], totals[..., 1:]
+    found = sums / jnp.maximum(counts, noise)[..., None]
+    found = found / jnp.maximum(jnp.sqrt(_squares(found))[..., None], 1)
+    return jnp.where((counts > noise)[..., None], found, centers), counts
 
 
 def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ docs/proofs/people.md has the proofs.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, get_args, overload
@@ -95,15 +96,13 @@ class View:
                 'per_person="sum" adds up one column of numbers, got'
                 f" {_checks.described(numbers)}: name it, as by of="
             )
-        total = _exact_totals(numbers, kept, cells, self.truncation.rows)
+        total = exact_totals(numbers, kept, cells, self.truncation.rows)
         if not names:
             return total
         return {**{name: picked(records, name) for name in names}, of or "sum": total}
 
 
-def _exact_totals(
-    numbers: jax.Array | Numbers, kept: jax.Array, cells: Cells, rows: int
-) -> Numbers:
+def exact_totals(numbers: jax.Array | Numbers, kept: jax.Array, cells: Cells, rows: int) -> Numbers:
     """Sums the numbers of each person and cell in 64 bits. Missing numbers do not contribute."""
     with jax.enable_x64(True):
         if isinstance(numbers, Numbers):
@@ -299,13 +298,12 @@ def by_person(
     cells = dict(query.named_groups) if by_group else {}
     view = _view(truncation, of, per_person, cells)
     people = contribution(truncation, cells, per_person=per_person)
-    about = {"privacy_unit": people.privacy_unit, "notes": people.notes}
     if isinstance(query, Query):
         integers = people.integers(_seeing(query._integers, view))
-        return PeopleQuery(integers, query.norms, **about)
+        return PeopleQuery(integers, query.norms, **people.about)
     of_rows = functools.partial(query._bound, n=None, dtype="float32")  # pyright: ignore
     reach = functools.partial(people.reach, of_rows)
-    return PeopleScores(scores=query, view=view, reach=reach, norms=query.norms, **about)
+    return PeopleScores(scores=query, view=view, reach=reach, norms=query.norms, **people.about)
 
 
 def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
@@ -364,6 +362,11 @@ class Contribution:
     privacy_unit: str
     notes: tuple[str, ...]
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """Returns what a sensitivity for people states besides its value."""
+        return {"privacy_unit": self.privacy_unit, "notes": self.notes}
+
     def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
         """Returns how much all rows of a person change a value, given the reach of one row."""
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -380,13 +383,12 @@ class Contribution:
             "reach": functools.partial(self.reach, query.reach),
             "moves": query.moves and functools.partial(self.reach, query.moves),
         }
-        about = {"privacy_unit": self.privacy_unit, "notes": self.notes}
-        return PeopleIntegers(**vars(query) | of_people | about)
+        return PeopleIntegers(**vars(query) | of_people | self.about)
 
     def query(self, query: Query) -> PeopleQuery:
         """Converts a `Query` of rows to one of people, which uses the rows selected for each."""
         integers = self.integers(query._integers)
-        return PeopleQuery(integers, query.norms, self.privacy_unit, self.notes)
+        return PeopleQuery(integers, query.norms, **self.about)
 
 
 def contribution(
@@ -396,15 +398,23 @@ def contribution(
 
     `cells` maps the group columns of the query to their numbers of keys. Only columns with string
     names are in `cells`, because an index may refer to another column after the column of people is
-    removed.
+    removed. With `per_person="sum"` the query receives a sum for each person and cell. A person's
+    rows may be in several cells of columns without a limit, but in no more cells than rows.
     """
-    rows, blocks = truncation.rows if per_person is None else 1, 1
+    if per_person is None:
+        rows, blocks = truncation.rows, 1
+    else:
+        limited = dict(truncation.groups)
+        unlimited = math.prod(size for column, size in cells.items() if column not in limited)
+        rows, blocks = 1, min(truncation.rows, unlimited)
     for column, most in truncation.groups:
         if column in cells:
             blocks *= min(most, cells[column])
         else:
             rows *= most
-    note = truncation.note if per_person is None else f"one sum each, {truncation.note}"
+    note = truncation.note
+    if per_person is not None:
+        note = f"one sum {'each' if blocks == 1 else 'in each group'}, {note}"
     return Contribution(rows, blocks, truncation.unit, (note,))
 
 

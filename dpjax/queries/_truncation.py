@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._columns import Numbers, Texts
@@ -58,6 +59,16 @@ class Truncation:
             present &= _number_of_group(ids, codes, present, order) < most
         cells = Cells((ids, *columns), order)
         return present & (cells.rank(present) < self.rows), cells
+
+    def kept_once(self, records: Database, present: jax.Array, *entries: jax.Array) -> jax.Array:
+        """Returns which rows are used if rows of a person with equal entries count only once.
+
+        `entries` are integer codes. Only the first of these rows is considered.
+        """
+        ids, known = codes_of(keys_of(self.person, records))
+        present &= known
+        first = Cells((ids, *entries), self._order(records)).rank(present) == 0
+        return self.kept(records, present & first)[0]
 
     def _order(self, records: Database) -> tuple[jax.Array, ...]:
         if self.order is None:
@@ -114,11 +125,15 @@ class Cells:
 def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
     """Returns integer codes, equal if and only if entries are, and a mask of known entries."""
     if isinstance(column, Texts):
-        words = jnp.asarray(column.words)
-        return _codes(tuple(words.T)), jnp.any(words != 0, axis=-1)
+        return codes_of_words(column.words), jnp.any(jnp.asarray(column.words) != 0, axis=-1)
     with jax.enable_x64(True):
         keys, known = integer_keys(column)
         return _codes((keys,)), known
+
+
+def codes_of_words(words: ArrayLike) -> jax.Array:
+    """Returns integer codes of rows of uint32 words, equal if and only if the rows are equal."""
+    return _codes(tuple(jnp.asarray(words).T))
 
 
 def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:

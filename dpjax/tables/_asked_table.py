@@ -26,6 +26,7 @@ from dpjax.queries._group_keys import known_groups
 from dpjax.queries._moments import (
     released_moments,
 )
+from dpjax.queries._people import PerPerson
 from dpjax.queries._private_release import Terms
 from dpjax.queries._query import IntegerQuery
 from dpjax.queries._second_moments import Moments, second_moments_query
@@ -33,10 +34,10 @@ from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
 from dpjax.tables._box import Box
 from dpjax.tables._cost import Cost, cost_of
-from dpjax.tables._frame import Frame
+from dpjax.tables._frame import Column, Frame
 from dpjax.tables._groups import By, Cells, cells_by, entries_in_groups, keys_in_groups
 from dpjax.tables._large_frame import LargeFrame, in_parts, structure_of
-from dpjax.tables._people import People, check_of_people
+from dpjax.tables._people import People, check_of_people, people_to_sum
 from dpjax.tables._question import Question, question_name
 from dpjax.tables._where import Where, rows_where
 
@@ -90,8 +91,14 @@ class AskedTable:
         where: Where | None = None,
         about: object = (),
         keeps_missing: bool = False,
+        per_person: PerPerson | None = None,
+        once: bool = False,
     ) -> Question:
-        """Returns the `Question` of a statistic: which rows it counts, its groups, and its name."""
+        """Returns the `Question` of a statistic: which rows it counts, its groups, and its name.
+
+        With `per_person`, it counts the sum of each person's numbers in the column. With `once`,
+        rows of a person with equal entries in the column count once.
+        """
         check_of_people(self._people, statistic)
         frame, words, program = structure_of(self._frame), statistic, ""
         again = functools.partial(
@@ -102,6 +109,8 @@ class AskedTable:
             where=where,
             about=about,
             keeps_missing=keeps_missing,
+            per_person=per_person,
+            once=once,
         )
         used = [frame[name] for name in columns]
         present = frame.present
@@ -112,6 +121,7 @@ class AskedTable:
             present = present & satisfying
         cells = cells_by(by, frame)
         words += f" of {' and '.join(columns)}" if columns else ""
+        words += " per person" if per_person else ""
         words += f" by {' and '.join(name for name, _ in cells.axes)}" if cells.axes else ""
         words += " where" if where else ""
         kinds = tuple((column.name, column.entries.dtype.str, column.is_text) for column in used)
@@ -122,7 +132,14 @@ class AskedTable:
         question = Question(
             statistic, words, name, cells, present, self.relation, again, moments=moments
         )
-        return question if self._people is None else self._people.asked(question, frame)
+        if per_person is not None:
+            people = people_to_sum(self._people, self._missing, frame, columns[0], per_person)
+            return people.sums(question, frame, used[0])
+        if self._people is None:
+            return question
+        if once:
+            return self._people.once(question, frame, used[0])
+        return self._people.rows(question, frame)
 
     def _records(
         self, asked: Question, make: Callable[["AskedTable", Question], PaddedRecords]
@@ -133,9 +150,13 @@ class AskedTable:
         again = asked.again
         return in_parts(self, self._frame, lambda table: make(table, again(table)))
 
-    def _leaf(self, column: str) -> PyTree:
+    def _column(self, asked: Question, name: str) -> Column:
+        """Returns the column of a statistic, or the column of people's sums that replaces it."""
+        return asked.sums or self._frame[name]
+
+    def _leaf(self, asked: Question, column: str) -> PyTree:
         """Returns a column of numbers in the form that a query accepts. Refuses texts."""
-        found = self._frame[column]
+        found = self._column(asked, column)
         found.numbers()  # Refuses texts.
         return found.leaf() if self._missing == "drop" else found.with_gaps()
 
@@ -208,20 +229,20 @@ class AskedTable:
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
         """Releases the keys that occur in enough rows of each group, and their noisy counts."""
-        check_of_people(self._people, f"{asked.what} without public keys")
         epsilon, delta = cost.price()
         if delta is None:
             raise ValueError(
                 f"delta must be above 0 to find the keys of column {column!r}, which are private:"
                 " give a delta, a ledger with a delta, or public keys"
             )
-        added = self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        is_public = self.relation is NeighboringRelation.REPLACE_ONE and asked.people is None
         how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
+        how |= {"capacity": None if is_public else self.most_rows, "people": asked.people}
         entries = self._frame.entries_of(column, asked.present)
-        capacity, cells, used = self.most_rows if added else None, asked.cells, self._frame[column]
+        cells, used = asked.cells, self._frame[column]
         if cells.axes:
             entries = entries_in_groups(cells, used, entries, asked.present)
-        found = self._paid(lambda key: known_groups(key, entries, capacity=capacity, **how), key)
+        found = self._paid(lambda key: known_groups(key, entries, **how), key)
         value = (
             keys_in_groups(cells, found.value, used.is_text) if cells.axes else {(): found.value}
         )

@@ -3,7 +3,7 @@
 import types
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from dpjax._core._labels import Axis
 from dpjax._core._types import Key
 from dpjax._core._values import Release
 from dpjax.queries._moments import _centered_sums, private_mean, private_variance
+from dpjax.queries._people import PerPerson
 from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
 from dpjax.queries._second_moments import second_moments_query
 from dpjax.queries._sums import sum_query
@@ -32,6 +33,14 @@ from dpjax.tables._question import Question
 from dpjax.tables._where import Where
 
 Probabilities = float | Fraction | Sequence[float | Fraction]
+
+
+class Rows(TypedDict):
+    """The arguments of a statistic that say what is counted in which groups."""
+
+    by: By | None
+    where: Where | None
+    per_person: PerPerson | None
 
 
 class Asked(NamedTuple):
@@ -58,6 +67,7 @@ class AveragesOfTable(CountsOfTable):
         bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
+        per_person: PerPerson | None = None,
         epsilon: float | None = None,
         share: float | None = None,
         error: float | None = None,
@@ -72,6 +82,7 @@ class AveragesOfTable(CountsOfTable):
                 epsilon pays for finding them by `bounds`; the release's label shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
+            per_person: "sum" for a sum of people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             error: the error of each sum, instead of `epsilon`.
@@ -83,14 +94,16 @@ class AveragesOfTable(CountsOfTable):
         """
         cost = self._cost(epsilon, share, error, delta=delta)
 
+        rows: Rows = {"by": by, "where": where, "per_person": per_person}
+
         def ask(low: float, high: float, cost: Cost) -> Asked:
-            asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
+            asked = self._asked("sum", [column], about=(low, high), **rows)
             query = sum_query(lower=low, upper=high, capacity=self.most_rows, missing=self._missing)
             private = sums_in_float64(grouped := asked.in_groups(query), cost.cheapest(grouped))
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
             return Asked(asked, lambda key: private(key, database, name=asked.name))
 
-        return self._within(column, bounds, where, cost, key, ask)
+        return self._within(column, bounds, rows, cost, key, ask)
 
     def mean(
         self,
@@ -99,6 +112,7 @@ class AveragesOfTable(CountsOfTable):
         bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
+        per_person: PerPerson | None = None,
         epsilon: float | None = None,
         share: float | None = None,
         delta: float | None = None,
@@ -112,6 +126,7 @@ class AveragesOfTable(CountsOfTable):
                 epsilon pays for finding them by `bounds`; the release's label shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
+            per_person: "sum" for an average of people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             delta: the delta of the guarantee.
@@ -122,14 +137,16 @@ class AveragesOfTable(CountsOfTable):
         """
         cost = self._cost(epsilon, share, delta=delta)
 
+        rows: Rows = {"by": by, "where": where, "per_person": per_person}
+
         def ask(low: float, high: float, cost: Cost) -> Asked:
-            asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
+            asked = self._asked("mean", [column], about=(low, high), **rows)
             terms = self._terms(asked, cost, _centered_sums(low, high, self.most_rows, 1))
             how = {**terms, "lower": low, "upper": high, "missing": self._missing}
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
             return Asked(asked, lambda key: in_float64(private_mean(key, database, **how), mean_of))
 
-        return self._within(column, bounds, where, cost, key, ask)
+        return self._within(column, bounds, rows, cost, key, ask)
 
     def variance(
         self,
@@ -138,6 +155,7 @@ class AveragesOfTable(CountsOfTable):
         bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
+        per_person: PerPerson | None = None,
         epsilon: float | None = None,
         share: float | None = None,
         delta: float | None = None,
@@ -151,6 +169,7 @@ class AveragesOfTable(CountsOfTable):
                 epsilon pays for finding them by `bounds`; the release's label shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
+            per_person: "sum" for people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             delta: the delta of the guarantee.
@@ -161,17 +180,19 @@ class AveragesOfTable(CountsOfTable):
         """
         cost = self._cost(epsilon, share, delta=delta)
 
+        rows: Rows = {"by": by, "where": where, "per_person": per_person}
+
         def ask(low: float, high: float, cost: Cost) -> Asked:
-            asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
+            asked = self._asked("variance", [column], about=(low, high), **rows)
             query = second_moments_query(identity, dims=1, capacity=self.most_rows, in_cube=True)
             terms = self._terms(asked, cost, query)
             how = {**terms, "lower": low, "upper": high, "missing": self._missing}
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
             return Asked(
                 asked, lambda key: in_float64(private_variance(key, database, **how), variance_of)
             )
 
-        return self._within(column, bounds, where, cost, key, ask)
+        return self._within(column, bounds, rows, cost, key, ask)
 
     def quantiles(
         self,
@@ -181,6 +202,7 @@ class AveragesOfTable(CountsOfTable):
         bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
+        per_person: PerPerson | None = None,
         epsilon: float | None = None,
         share: float | None = None,
         key: Key | None = None,
@@ -194,6 +216,7 @@ class AveragesOfTable(CountsOfTable):
                 quarter of epsilon pays for finding it by `bounds`; the release's label shows it.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
+            per_person: "sum" for people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             key: a typed key for tests; None draws a new one.
@@ -205,9 +228,11 @@ class AveragesOfTable(CountsOfTable):
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
         exact_probabilities(wanted)  # Refuses invalid probabilities before paying for bounds.
 
+        rows: Rows = {"by": by, "where": where, "per_person": per_person}
+
         def ask(low: float, high: float, cost: Cost) -> Asked:
             about = low, high, tuple(map(str, wanted))
-            asked = self._asked("quantiles", [column], by=by, where=where, about=about)
+            asked = self._asked("quantiles", [column], about=about, **rows)
             how = {
                 "lower": low,
                 "upper": high,
@@ -217,7 +242,7 @@ class AveragesOfTable(CountsOfTable):
                 "by": asked.by,
                 "missing": self._missing,
             }
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
             axes = {"": (("quantile", tuple(map(float, wanted))),)}
 
             def draw(key: Key) -> Release:
@@ -225,13 +250,13 @@ class AveragesOfTable(CountsOfTable):
 
             return Asked(asked, draw, axes)
 
-        return self._within(column, bounds, where, cost, key, ask)
+        return self._within(column, bounds, rows, cost, key, ask)
 
     def _within(
         self,
         column: str,
         bounds: Bounds | None,
-        where: Where | None,
+        rows: Rows,
         cost: Cost,
         key: Key | None,
         ask: Callable[[float, float, Cost], Asked],
@@ -250,9 +275,10 @@ class AveragesOfTable(CountsOfTable):
             )
         part, rest = cost.split(PARTS)
         ask(0.0, 1.0, rest)  # Refuses an invalid statistic before paying for bounds.
-        self._check_left("bounds=None", self._asked("bounds", [column], where=where), cost.epsilon)
+        ungrouped: Rows = {**rows, "by": None}
+        self._check_left("bounds=None", self._asked("bounds", [column], **ungrouped), cost.epsilon)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        found = self.bounds(column, where=where, epsilon=part, key=keys[0])
+        found = self.bounds(column, epsilon=part, key=keys[0], **ungrouped)
         low, high = np.asarray(found.value, np.float64).tolist()
         if not low < high:
             raise ValueError(

@@ -17,6 +17,7 @@ from dpjax._core._values import Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._counts import histogram_query
+from dpjax.queries._people import PerPerson
 from dpjax.release._privatize import privatize
 from dpjax.tables._asked_table import AskedTable
 from dpjax.tables._bounds import End
@@ -105,6 +106,7 @@ class CountsOfTable(AskedTable):
         *,
         by: By | None = None,
         where: Where | None = None,
+        per_person: PerPerson | None = None,
         epsilon: float | None = None,
         share: float | None = None,
         error: float | None = None,
@@ -120,6 +122,7 @@ class CountsOfTable(AskedTable):
                 may be -inf, and the last edge inf.
             by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
             where: a predicate on a row; see `PrivateTable`.
+            per_person: "sum" for people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             error: the error of each count, instead of `epsilon`.
@@ -132,12 +135,13 @@ class CountsOfTable(AskedTable):
         structure = structure_of(self._frame)
         edges = [structure.number(column, edge) for edge in buckets]
         labels, _ = buckets_of(structure[column], edges)
-        asked = self._asked("histogram", [column], by=by, where=where, about=labels)
+        rows = {"by": by, "where": where, "per_person": per_person}
+        asked = self._asked("histogram", [column], about=labels, **rows)
         cost = self._cost(epsilon, share, error, delta=delta)
         axes = (*asked.cells.axes, (column, labels))
 
         def cells_of(table: AskedTable, asked: Question) -> Cells:
-            return asked.cells.split(column, *buckets_of(table._frame[column], edges))
+            return asked.cells.split(column, *buckets_of(table._column(asked, column), edges))
 
         return self._counted(asked, axes, cells_of, cost, key)
 
@@ -156,7 +160,9 @@ class CountsOfTable(AskedTable):
         """The number of distinct entries of a column, in total or in each group.
 
         Args:
-            column: the name of a column of texts or numbers. Missing entries are not counted.
+            column: the name of a column of texts or numbers. Missing entries are not counted. In a
+                table with `person`, only some entries of a person count, as `PrivateTable` says of
+                `groups`.
             by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -168,8 +174,8 @@ class CountsOfTable(AskedTable):
         Returns:
             A `Release` of integers, with an axis for each column of `by`.
         """
-        asked = self._asked("count_distinct", [column], by=by, where=where)
-        cells, target = asked.cells, DistinctCount(asked.cells.shape)
+        asked = self._asked("count_distinct", [column], by=by, where=where, once=True)
+        cells, target = asked.cells, DistinctCount.of(asked.cells.shape, asked.people)
         records = {CELL: cells.codes, WORDS: words_of(self._frame[column])}
         known = asked.present & self._frame[column].known
         mechanism = self._cost(epsilon, share, error, delta=delta).cheapest(target)
@@ -197,7 +203,8 @@ class CountsOfTable(AskedTable):
             column: the name of a column of texts or integers.
             k: how many keys, at least 1.
             keys: the public keys to choose from. None finds the keys that occur in enough rows, as
-                `keys` does, and needs a delta; then the result may have fewer than k keys.
+                `keys` does, and needs a delta; then the result may have fewer than k keys. In a
+                table with `person`, None ranks keys by people, and public keys are ranked by rows.
             by: columns and their keys.
             where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
@@ -211,7 +218,7 @@ class CountsOfTable(AskedTable):
         k = _checks.integer("k", k, least=1)
         cost = self._cost(epsilon, share, delta=delta)
         if keys is None:
-            asked = self._asked("top", [column], by=by, where=where)
+            asked = self._asked("top", [column], by=by, where=where, once=True)
             found = self._known_groups(asked, column, cost, key)
             value = {group: _most(*some, k=k) for group, some in found.value.items()}
         else:
@@ -246,6 +253,9 @@ class CountsOfTable(AskedTable):
     ) -> Release:
         """The keys that occur in enough rows of a column without a public list of keys.
 
+        In a table with `person`, the keys that enough people have, as `PrivateTable` says of
+        `groups`.
+
         Args:
             column: the name of a column of texts or integers.
             by: columns and their keys.
@@ -259,7 +269,7 @@ class CountsOfTable(AskedTable):
             A `Release` of a tuple of keys in increasing order, which `by=` accepts; see
             `dpjax.queries.group_keys`. With `by`, a dict with such a tuple for each group.
         """
-        asked = self._asked("keys", [column], by=by, where=where)
+        asked = self._asked("keys", [column], by=by, where=where, once=True)
         found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
         value = {group: known for group, (known, _) in found.value.items()}
         return _by_group(value, found, asked)
@@ -270,6 +280,7 @@ class CountsOfTable(AskedTable):
         *,
         by: By | None = None,
         where: Where | None = None,
+        per_person: PerPerson | None = None,
         epsilon: float | None = None,
         share: float | None = None,
         key: Key | None = None,
@@ -285,6 +296,7 @@ class CountsOfTable(AskedTable):
             column: the name of a column of numbers.
             by: columns and their keys.
             where: a predicate on a row; `PrivateTable` explains all arguments.
+            per_person: "sum" for people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             key: a typed key for tests; None draws a new one.
@@ -304,7 +316,7 @@ class CountsOfTable(AskedTable):
             Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially private
             SQL with bounded user contribution" (2020), for approximate bounds.
         """
-        asked = self._asked("bounds", [column], by=by, where=where)
+        asked = self._asked("bounds", [column], by=by, where=where, per_person=per_person)
         price = self._cost(epsilon, share, delta=None).price()
         query = asked.of_people(histogram_query(asked.cells.size * BUCKETS))
         sensitivity = query.sensitivity("l1", relation=self.relation)
@@ -313,7 +325,7 @@ class CountsOfTable(AskedTable):
 
         def codes_in(table: AskedTable, asked: Question) -> PaddedRecords:
             found = asked.cells.split(
-                column, tuple(range(BUCKETS)), powers_of(table._frame[column])
+                column, tuple(range(BUCKETS)), powers_of(table._column(asked, column))
             )
             return PaddedRecords(found.codes, asked.present)  # pyright: ignore[reportArgumentType]
 
@@ -396,4 +408,5 @@ def _needed(fullest: int, mechanism: AdditiveMechanism, sure: float) -> np.ndarr
     larger = scale * (_NEEDED + _LARGER * octaves)
     # A bucket of smaller numbers hardly widens the range, so no more than `sure` is needed.
     smaller = np.minimum(scale * (_NEEDED - _SMALLER * octaves), sure)
-    return np.where(octaves > 0, larger, smaller)
+    # Counts are integers, and a bucket whose count is 0 or less is not in the range.
+    return np.maximum(np.where(octaves > 0, larger, smaller), 1)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from fractions import Fraction
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,11 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from dpjax._core._guarantee import RECORD
 from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax.queries._padded_records import present_records
+from dpjax.queries._people import Contribution
 from dpjax.tables._frame import Column
 from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm, norm_up
 
@@ -25,18 +28,29 @@ class DistinctCount(KnownSensitivity):
 
     Attributes:
         shape: the shape of the array of cells.
+        people: how many different entries of a person count; None if neighbors differ in one row.
+        privacy_unit: the unit in which neighbors differ.
+        notes: describe which entries of a person count.
 
     Formal guarantees:
         An added row changes the count of its cell by 1 or 0. A replaced row may remove the only row
         with its old entry, and may bring a new entry, so two cells change by at most 1 each. If
         there is a single cell, these changes have opposite signs, so its count changes by at most
-        1.
+        1. For people, docs/proofs/people.md has the bound.
     """
 
     shape: tuple[int, ...]
+    people: Contribution | None = None
+    privacy_unit: str = RECORD
+    notes: tuple[str, ...] = ()
 
     relations = tuple(NeighboringRelation)
     reads = "numbers"
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], people: Contribution | None) -> Self:
+        """Returns the query for rows, or for people if it is given how many entries count."""
+        return cls(shape) if people is None else cls(shape, people, **people.about)
 
     def __call__(self, database: Database) -> jax.Array:
         """Returns the number of distinct entries in each cell. Sorts rows by cell and entry."""
@@ -56,6 +70,11 @@ class DistinctCount(KnownSensitivity):
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         del n, dtype  # Counts are integers, and the bound is valid for any number of rows.
+        if self.people is None:
+            return self._of_rows(norm, relation)
+        return self.people.reach(self._of_rows, norm, relation)
+
+    def _of_rows(self, norm: VectorNorm, relation: NeighboringRelation) -> float:
         replaced = relation is NeighboringRelation.REPLACE_ONE
         cells = min(2, math.prod(self.shape)) if replaced else 1
         return norm_up([Fraction(1)] * cells, norm)

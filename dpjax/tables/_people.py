@@ -2,15 +2,20 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._columns import Numbers
 from dpjax._core._records import exact_records
-from dpjax.queries._people import contribution
-from dpjax.queries._truncation import Truncation, checked_truncation
-from dpjax.tables._frame import Frame
+from dpjax._core._types import Database
+from dpjax.queries._people import Contribution, PerPerson, contribution, exact_totals
+from dpjax.queries._truncation import Truncation, checked_truncation, codes_of_words
+from dpjax.tables._distinct import words_of
+from dpjax.tables._frame import Column, Frame
 from dpjax.tables._question import Question
 
 # The statistics that scale their noise by `Question.people`. All other statistics are refused,
@@ -18,6 +23,7 @@ from dpjax.tables._question import Question
 _OF_PEOPLE = (
     *("count", "crosstab", "histogram", "top", "sum", "mean", "variance", "quantiles", "bounds"),
     *("covariance", "correlation", "pca", "regression", "synthetic"),
+    *("count_distinct", "keys", "k_means"),
 )
 
 
@@ -37,22 +43,74 @@ class People:
         """Returns the name of the column of ids."""
         return str(self.truncation.person)
 
-    def asked(self, question: Question, frame: Frame) -> Question:
+    def rows(self, question: Question, frame: Frame) -> Question:
         """Restricts a question to the rows of each person that count."""
-        by = dict(question.cells.axes)
-        groups = tuple(one for one in self.truncation.groups if one[0] in by)
-        here = dataclasses.replace(self.truncation, groups=groups)
-        names = {here.person, *(name for name, _ in groups), here.order} - {None}
-        columns = {name: frame[str(name)] for name in names}
-        records = {name: column.with_gaps() for name, column in columns.items()}
-        exact, _ = exact_records("frame", records)
-        # The rows of a person that count are chosen among the rows in a cell. Whether a row is in a
-        # cell depends on that row alone.
-        inside = question.present & (question.cells.codes >= 0)
-        kept, _ = here.kept(exact, jnp.asarray(inside))
-        cells = {name: len(keys) for name, keys in by.items()}
-        kept = kept if _checks.is_traced(kept) else np.asarray(kept)
-        return dataclasses.replace(question, present=kept, people=contribution(here, cells))
+        here, sizes = self._here(question)
+        kept, _ = here.kept(*self._inside(here, question, frame))
+        return _restricted(question, kept, contribution(here, sizes))
+
+    def sums(self, question: Question, frame: Frame, column: Column) -> Question:
+        """Restricts a question to one row for each person and cell, with the sum of their rows."""
+        column.numbers()  # Refuses texts.
+        here, sizes = self._here(question)
+        records, inside = self._inside(here, question, frame)
+        kept, cells = here.kept(records, inside)
+        ids = cells.codes[0]
+        cells = dataclasses.replace(cells, codes=(ids, jnp.asarray(question.cells.codes)))
+        numbers, _ = exact_records("frame", column.with_gaps())
+        total = exact_totals(numbers, kept, cells, here.rows)
+        first = kept & (cells.rank(kept) == 0)
+        people = contribution(here, sizes, per_person="sum")
+        return dataclasses.replace(
+            _restricted(question, first, people), sums=_column_of(column, total)
+        )
+
+    def once(self, question: Question, frame: Frame, column: Column) -> Question:
+        """Restricts a question to rows of each person with different entries in a column.
+
+        The limit on the groups of this column is the number of entries that count, if it is given,
+        instead of the number of rows. An id is a single entry of its person.
+        """
+        here, sizes = self._here(question)
+        most = {self.person: 1, **dict(self.truncation.groups)}
+        here = dataclasses.replace(here, rows=most.get(column.name, here.rows))
+        records, inside = self._inside(here, question, frame)
+        codes = jnp.asarray(question.cells.codes), codes_of_words(words_of(column))
+        kept = here.kept_once(records, inside & jnp.asarray(column.known), *codes)
+        return _restricted(question, kept, contribution(here, sizes))
+
+    def _here(self, question: Question) -> tuple[Truncation, dict[str, int]]:
+        """Returns the limits for the groups of a question, and the number of keys of each."""
+        sizes = {name: len(keys) for name, keys in question.cells.axes}
+        groups = tuple(one for one in self.truncation.groups if one[0] in sizes)
+        return dataclasses.replace(self.truncation, groups=groups), sizes
+
+    def _inside(
+        self, here: Truncation, question: Question, frame: Frame
+    ) -> tuple[Database, jax.Array]:
+        """Returns the columns that decide which rows count, and the rows that are in a cell.
+
+        Whether a row is in a cell depends on that row alone.
+        """
+        names = {here.person, *(name for name, _ in here.groups), here.order} - {None}
+        records, _ = exact_records("frame", {name: frame[str(name)].with_gaps() for name in names})
+        return records, jnp.asarray(question.present & (question.cells.codes >= 0))
+
+
+def _restricted(question: Question, kept: jax.Array, people: Contribution) -> Question:
+    present = kept if _checks.is_traced(kept) else np.asarray(kept)
+    return dataclasses.replace(question, present=present, people=people)
+
+
+def _column_of(like: Column, total: Numbers) -> Column:
+    """Returns a column of sums, none of which is missing."""
+    entries: Any
+    if _checks.is_traced(total.held):
+        with jax.enable_x64(True):
+            entries = total.array().astype(like.entries.dtype)
+    else:
+        entries, _ = total.on_host()
+    return Column(like.name, entries, np.ones(entries.shape, bool), False, False)
 
 
 def people_of(
@@ -76,8 +134,27 @@ def people_of(
 def check_of_people(people: People | None, statistic: str) -> None:
     """Refuses a statistic without a known bound on the effect of a person with several rows."""
     if people is not None and statistic not in _OF_PEOPLE:
-        instead = "give public keys" if "keys" in statistic else "use a table without person="
         raise ValueError(
             f"{statistic} is not supported for a table with person=, because no bound is known "
-            f"on how much all rows of a person change it: {instead}"
+            f"on how much all rows of a person change it: use a table without person="
         )
+
+
+def people_to_sum(
+    people: People | None, missing: str, frame: Frame, column: str, per_person: PerPerson
+) -> People:
+    """Returns the people whose numbers are added up. Refuses numbers that have no sum."""
+    _checks.choice("per_person", per_person, get_args(PerPerson))
+    wanted = f"per_person={per_person!r}"
+    if people is None:
+        raise ValueError(
+            f"{wanted} needs the column of people's ids: make the table with person= and rows="
+        )
+    if missing != "drop":
+        raise ValueError(
+            f'{wanted} needs a table with missing="drop", got missing={missing!r}: bounds are for '
+            "sums, so they have no lower end for a single row"
+        )
+    if (kind := frame.kind_of(column)) in ("dates", "times"):
+        raise TypeError(f"{wanted} adds up numbers, but column {column!r} has {kind}: leave it out")
+    return people

@@ -34,6 +34,11 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
       table computes the least epsilon that reaches it.
     - `delta`: None takes the same fraction of the ledger's delta as of its epsilon. If there is a
       delta, the noise is Gaussian if Gaussian noise is smaller.
+    - `per_person="sum"`, in a table with `person`: each person counts once, or once in each group,
+      with the sum of their numbers. `bounds` are bounds of these sums, and `mean` is their average,
+      over the people with a number. A person changes `sum` by at most the larger bound in
+      magnitude, times the number of groups in which they count. Without `per_person`, a person
+      changes it by up to `rows` times the bound of a number.
     - `bounds`: public bounds to which numbers are clipped. Choose them by what is possible, not by
       the least and the largest number of this table. For several columns, give a dict.
     - `key`: None draws a key from the operating system; give a key only in tests.
@@ -55,7 +60,9 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
             those that a statistic asks about count.
         groups: maps a column to the public number of groups of this column in which a person
             counts, in a statistic by this column. In each of these groups, `rows` rows of the
-            person count.
+            person count. `count_distinct`, `keys`, and `top` without public keys count people: a
+            person counts once for each of their first different entries, as many as `groups` says
+            of this column, or else `rows`.
         order: a column of numbers that orders the rows, the least first. None uses the order of
             the table.
 

@@ -17,6 +17,7 @@ from dpjax.accounting._ledger import FINGERPRINT
 from dpjax.queries._groups import By, by
 from dpjax.queries._people import Contribution, RowsOfPeople
 from dpjax.queries._query import Query
+from dpjax.tables._frame import Column
 from dpjax.tables._groups import Cells
 
 GROUP, VALUE = "group", "value"
@@ -36,6 +37,7 @@ class Question:
         again: asks the same question of another `PrivateTable`.
         people: how many rows of a person count; None if neighbors differ in one row.
         moments: "dates", "times" or "durations" if the answer is of that kind, else "".
+        sums: the sums of people's numbers, in place of the column of the statistic.
 
     Formal guarantees:
         An added row changes a query of the rows that count by at most the reach of the query. A
@@ -52,6 +54,7 @@ class Question:
     again: Callable[[Any], "Question"]
     people: Contribution | None = None
     moments: str = ""
+    sums: Column | None = None
 
     @property
     def is_grouped(self) -> bool:

@@ -270,6 +270,7 @@ class RelationsOfTable(AskedTable):
         asked = self._asked("k_means", columns, by=by, where=where, about=(box.facts, clusters))
         database = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
         how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
+        how["people"] = asked.people
         groups = (asked.cells.codes, asked.cells.size) if asked.cells.axes else None
 
         def ask(key: Key) -> Release:

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import dpjax
@@ -111,8 +112,11 @@ def test_a_release_without_an_interval_has_no_bars(ax):
 
 def test_what_does_not_fit_is_refused(ax):
     text = dpjax.Release(("Bonn",), LAPLACE.guarantee)
-    with pytest.raises(TypeError, match="release must contain numbers"):
+    with pytest.raises(TypeError, match=r"release must contain numbers.*plot a release of counts"):
         release_with_error(text, ax=ax)
+    frame = dpjax.Release(pd.DataFrame({"x": ["a"]}), LAPLACE.guarantee)
+    with pytest.raises(TypeError, match=r"release must contain numbers.*plot the columns of rel"):
+        release_with_error(frame, ax=ax)
     with pytest.raises(ValueError, match="truth must contain 3"):
         release_with_error(RELEASE, 1.0, ax=ax)
     with pytest.raises(ValueError, match="names must have 3"):

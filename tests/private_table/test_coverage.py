@@ -54,6 +54,29 @@ STATISTICS = {
         dict(zip(("weights", "intercept"), np.polyfit(X, CLIPPED, 1), strict=True)),
     ),
 }
+# Three rows of each person. Many sums are above the bound, and many people have each entry.
+ID, ENTRY = np.arange(N) // 3, np.arange(N) % 7
+SUMS = np.clip([X[person == ID][:2].sum() for person in range(ID[-1] + 1)], 0, 12)
+OF_PEOPLE = {
+    "sum of sums": (
+        lambda t, **a: t.sum("x", bounds=(0, 12), per_person="sum", **a),
+        SUMS.sum(),
+    ),
+    "mean of sums": (
+        lambda t, **a: t.mean("x", bounds=(0, 12), per_person="sum", **a),
+        SUMS.mean(),
+    ),
+    "variance of sums": (
+        lambda t, **a: t.variance("x", bounds=(0, 12), per_person="sum", **a),
+        {"mean": SUMS.mean(), "variance": SUMS.var()},
+    ),
+    "median of sums": (
+        lambda t, **a: t.quantiles("x", [0.5], bounds=(0, 12), per_person="sum", **a),
+        [np.median(SUMS)],
+    ),
+    "count_distinct": (lambda t, **a: t.count_distinct("entry", **a), 7),
+    "count_distinct by": (lambda t, **a: t.count_distinct("entry", by=BY, **a), [7, 7]),
+}
 # Their intervals do not cover more, either. Those of integers do, and those of quantiles, which end
 # at thresholds; docs/how-to/intervals.md says how much.
 SHARP = ("sum", "mean", "mean by", "variance", "covariance", "correlation")
@@ -63,16 +86,27 @@ SHARP = ("sum", "mean", "mean by", "variance", "covariance", "correlation")
 @pytest.mark.parametrize("name", STATISTICS)
 def test_intervals_hold_the_truth(name):
     """Over all numbers a false alarm is rarer than 10^-4."""
-    held = hits(name)
+    table = dpjax.PrivateTable({"x": X, "y": Y, "g": G}, most_rows=5000)
+    held = hits(*STATISTICS[name], table)
     assert np.min(held) >= LEAST, held
     if name in SHARP:
         assert np.max(held) <= MOST, held
 
 
-def hits(name, runs=RUNS):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_PEOPLE)
+def test_intervals_of_people_hold_the_truth(name):
+    """Over all numbers a false alarm is rarer than 10^-5."""
+    frame = {"x": X, "id": ID, "entry": ENTRY, "g": G}
+    table = dpjax.PrivateTable(frame, most_rows=5000, person="id", rows=2)
+    held = hits(*OF_PEOPLE[name], table)
+    assert np.min(held) >= LEAST, held
+    if name in ("sum of sums", "mean of sums", "variance of sums"):
+        assert np.max(held) <= MOST, held
+
+
+def hits(ask, truth, table, runs=RUNS):
     """How many releases hold the truth, for each number."""
-    ask, truth = STATISTICS[name]
-    table = dpjax.PrivateTable({"x": X, "y": Y, "g": G}, most_rows=5000)
     held = []
     for run in range(runs):
         low, high = ask(table, epsilon=1.0, key=dpjax.random.seeded_key(run)).interval()

@@ -162,6 +162,12 @@ ASK_PEOPLE = {
     "count": lambda table: table.count(by={"ward": ["a", "b"]}, epsilon=1.0, key=KEY),
     "where": lambda table: table.count(where=lambda row: row["day"] > 4, epsilon=1.0, key=KEY),
     "mean": lambda table: table.mean("cost", bounds=(0, 20), epsilon=1.0, key=KEY),
+    "sums": lambda table: table.sum(
+        "cost", bounds=(0, 20), by={"ward": ["a", "b"]}, per_person="sum", epsilon=1.0, key=KEY
+    ),
+    "histogram of sums": lambda table: table.histogram(
+        "cost", [0, 5, 10, 99], per_person="sum", epsilon=1e6, key=KEY
+    ),
     "quantiles": lambda table: table.quantiles(
         "cost", [0.5], bounds=(0, 20), by={"ward": ["a", "b"]}, epsilon=1.0, key=KEY
     ),

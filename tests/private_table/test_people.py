@@ -1,5 +1,6 @@
 """Statistics of people with several rows: all rows of a person move them by what noise covers."""
 
+import collections
 import itertools
 
 import jax.numpy as jnp
@@ -7,10 +8,13 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax.queries import _group_keys, _k_means
 from dpjax.queries._truncation import Truncation
+from dpjax.tables import _asked_table, _relations
 from tables import for_each
 
 REPLACE, ADD = dpjax.NeighboringRelation
+KEY = dpjax.random.seeded_key(0)
 # So large that the noise is far below what a person moves. That of counts rounds to 0, except with
 # a probability below 1e-20.
 EPSILON, OF_COUNTS = 1e6, 100.0
@@ -28,6 +32,12 @@ PEOPLE = [
     [(0.0, "c"), (0.0, "c"), (0.0, "d"), (0.0, "d")],
     [(0.0, "a"), (0.0, "b"), (0.0, "b"), (0.0, "a")],
     [(np.nan, "a"), (99.0, "z"), (99.0, "b"), (-5.0, None), (99.0, "b")],
+    [(1.0, "a"), (1.0, "a"), (2.0, "a"), (3.0, "a")],
+    [(1.0, "c"), (2.0, "c")],
+    [(-9.0, "d")],
+    [(9.0, "d"), (9.0, "d"), (9.0, "b"), (9.0, "a"), (9.0, "b"), (9.0, "c")],
+    [(99.0, "a"), (99.0, "b")],
+    [(99.0, "c"), (99.0, "d")],
 ]
 
 
@@ -43,7 +53,31 @@ STATISTICS = {
     "count": (lambda t, **a: t.count(**a), {}),
     "count by": (lambda t, **a: t.count(by={"g": G}, **a), {}),
     "count in two groups": (lambda t, **a: t.count(by={"g": G}, **a), {"groups": {"g": 2}}),
+    "count_distinct": (lambda t, **a: t.count_distinct("x", **a), {}),
+    "count_distinct by": (lambda t, **a: t.count_distinct("x", by={"g": G}, **a), {}),
+    "count_distinct in one entry": (
+        lambda t, **a: t.count_distinct("g", **a),
+        {"groups": {"g": 1}},
+    ),
     "histogram": (lambda t, **a: t.histogram("x", [0, 5, 10], **a), {}),
+    "histogram of sums": (
+        lambda t, **a: t.histogram("x", [-5, 15, 200], per_person="sum", **a),
+        {},
+    ),
+    "sum of sums": (lambda t, **a: t.sum("x", bounds=(-4, 15), per_person="sum", **a), {}),
+    "sums by": (
+        lambda t, **a: t.sum("x", bounds=(-4, 15), by={"g": G}, per_person="sum", **a),
+        {},
+    ),
+    "sums in two groups": (
+        lambda t, **a: t.sum("x", bounds=(-4, 15), by={"g": G}, per_person="sum", **a),
+        {"groups": {"g": 2}},
+    ),
+    "mean of sums": (lambda t, **a: t.mean("x", bounds=(0, 15), per_person="sum", **a), {}),
+    "mean of sums in one group": (
+        lambda t, **a: t.mean("x", bounds=(0, 15), by={"g": G}, per_person="sum", **a),
+        {"groups": {"g": 1}},
+    ),
     "mean": (lambda t, **a: t.mean("x", bounds=(0, 10), **a), {}),
     "mean in two groups": (
         lambda t, **a: t.mean("x", bounds=(0, 10), by={"g": G}, **a),
@@ -57,13 +91,14 @@ STATISTICS = {
 def test_no_person_moves_a_statistic_further_than_the_noise_covers(name, relation):
     statistic, of_people = STATISTICS[name]
     is_count, found = name.startswith(("count", "histogram")), []
+    is_sum = name.startswith("sum")
     epsilon = OF_COUNTS if is_count else EPSILON
     for rows in PEOPLE:
         ours, others = [("p", *row) for row in rows], [("q", *row) for row in OTHERS]
         asked = table([others[0], *ours, others[1]], relation, **of_people)
         release = statistic(asked, epsilon=epsilon, key=dpjax.random.seeded_key(len(found)))
         assert release.guarantee.privacy_unit == "person (id)"
-        numbers = release.value if is_count else release.accuracy.measured["sums"]
+        numbers = release.value if is_count or is_sum else release.accuracy.measured["sums"]
         scale = release.accuracy.facts["arrays"][0]["scale"]
         found.append(np.asarray(numbers, float).ravel())
     pairs = [(found[0], x) for x in found[1:]]
@@ -108,6 +143,8 @@ def test_a_question_about_other_people_is_another_question():
         for of in ({}, {"groups": {"g": 1}}, {"groups": {"g": 2}}, {"order": "x"})
     }
     assert len(names) == 4
+    sums = {table(rows, ADD)._asked("sum", ["x"], per_person=per).name for per in (None, "sum")}
+    assert len(sums) == 2
 
 
 def test_statistics_that_say_nothing_about_people_are_refused():
@@ -116,18 +153,243 @@ def test_statistics_that_say_nothing_about_people_are_refused():
         table([("p", *LOW)], ADD)._asked("a new one", ["x"])
 
 
+# All sequences of up to three rows of one person: clipped, negative, or missing.
+KINDS = [(99.0, "a"), (-9.0, "b"), (2.0, "c"), (np.nan, "a")]
+SEQUENCES = [rows for n in range(4) for rows in itertools.product(KINDS, repeat=n)]
+
+
+def asked_of(rows, statistic="count", relation=ADD, *, of_people, **question):
+    """What a statistic of a table asks about, with these rows of a person among another's."""
+    ours, others = [("p", *row) for row in rows], [("q", *row) for row in OTHERS]
+    return table([others[0], *ours, others[1]], relation, **of_people)._asked(
+        statistic, ["x"], **question
+    )
+
+
+def first_rows(rows, most, groups):
+    """The rows of a person that count, one after the other, as the documentation says."""
+    kept, taken = [], {}
+    for i, (x, g) in enumerate(rows):
+        group = g if groups else None
+        if np.isnan(x) or (group not in taken and len(taken) >= (groups or 1)):
+            continue
+        taken[group] = taken.get(group, 0) + 1
+        if taken[group] <= most:
+            kept.append(i)
+    return kept
+
+
+@for_each("groups", [None, 1, 2])
+def test_a_sum_of_a_person_is_that_of_the_rows_that_count(groups):
+    """Over all sequences of rows, by group. The sums of another person stay as they are."""
+    of_people = {"groups": {"g": groups}} if groups else {}
+    for rows in SEQUENCES:
+        asked = asked_of(rows, of_people=of_people, by={"g": G}, per_person="sum")
+        found = {}
+        for i in np.flatnonzero(asked.present):
+            who, cell = "q" if i in (0, len(rows) + 1) else "p", G[asked.cells.codes[i]]
+            assert (who, cell) not in found
+            found[who, cell] = float(asked.sums.entries[i])
+        expected = {("q", "a"): 5.0, ("q", "b"): 5.0} if groups != 1 else {("q", "a"): 5.0}
+        for i in first_rows(rows, 2, groups):
+            x, g = rows[i]
+            expected["p", g] = expected.get(("p", g), 0.0) + x
+        assert found == expected
+        assert sum(who == "p" for who, _ in found) <= asked.people.blocks
+        assert asked.people.rows == 1
+
+
+def test_equal_entries_of_a_person_count_once():
+    """Over all sequences of rows: the first two different numbers, or the first of them."""
+    for rows in SEQUENCES:
+        for groups, most in (({}, 2), ({"groups": {"x": 1}}, 1)):
+            asked = asked_of(rows, "keys", of_people=groups, once=True)
+            found = [rows[i - 1][0] for i in np.flatnonzero(asked.present) if 0 < i <= len(rows)]
+            assert found == list(dict.fromkeys(x for x, _ in rows if x == x))[:most]
+            assert (asked.people.rows, asked.people.blocks) == (most, 1)
+            # The two rows of another person have equal entries.
+            assert asked.present[[0, len(rows) + 1]].tolist() == [True, False]
+    rows = [(np.nan, 1.0, "a"), (0.0, 1.0, "a"), (0.0, np.nan, "a"), (1.0, 1.0, "a")]
+    asked = table(rows, ADD)._asked("keys", ["x"], once=True)
+    assert np.flatnonzero(asked.present).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE], ids=str)
+def test_a_person_moves_keys_by_one_for_each_of_their_entries(relation, monkeypatch):
+    """Counts of keys before noise, over all pairs: a person alone has one of each, in few keys."""
+    read = []
+
+    def known_groups(key, entries, **how):
+        read.append((collections.Counter(x for x in np.asarray(entries) if x is not None), how))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_asked_table, "known_groups", known_groups)
+    ours = [[("p", *row) for row in rows] for rows in SEQUENCES]
+    for by in ({"by": {"x": [2, 5, 99]}}, {}):
+        read.clear()
+        for rows in ours:
+            with pytest.raises(KeyboardInterrupt):
+                table([("q", 2.0, "a"), *rows], relation).keys("g", epsilon=1.0, delta=0.1, **by)
+        counts, how = [found for found, _ in read], read[0][1]
+        pairs = [(counts[0], one) for one in counts]
+        pairs = itertools.combinations(counts, 2) if relation is REPLACE else pairs
+        moved = max(sum(((a - b) + (b - a)).values()) for a, b in pairs)
+        most = how["people"].rows * how["people"].blocks
+        assert most == 2
+        assert most <= moved <= most * (1 if relation is ADD else 2)
+        assert how["capacity"] == SLOTS
+        for found in counts:
+            assert all((found - counts[0])[key] <= 1 for key in found)
+
+
+@for_each("relation", [ADD, REPLACE])
+def test_the_noise_of_keys_is_that_of_all_entries_of_a_person(relation):
+    noise = []
+
+    def drawn(mechanism, size, passed):
+        noise.append((float(mechanism.scale), passed))
+        return 10**9
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_group_keys, "_threshold", drawn)
+        release = table([("p", *LOW)], relation).keys("g", epsilon=0.5, delta=0.1)
+        table([("p", *LOW)], relation, groups={"g": 3}).keys("g", epsilon=0.5, delta=0.1)
+        table([("p", *LOW)], relation, groups={"g": 3}).count_distinct("g", epsilon=0.5)
+    assert release.value == ()
+    assert release.guarantee.privacy_unit == "person (id)"
+    times = 2 if relation is REPLACE else 1
+    assert noise == [(4.0 * times, 0.05 / times), (6.0 * times, pytest.approx(0.1 / 3 / times))]
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE], ids=str)
+def test_a_person_moves_the_totals_of_clusters_no_further_than_their_noise_covers(
+    relation, monkeypatch
+):
+    read = []
+
+    def released_clusters(key, database, **how):
+        read.append((database, how))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_relations, "released_clusters", released_clusters)
+    centers = jnp.array([[-1.0], [1.0]])
+    asks = [({}, {}), ({"by": {"g": G}}, {"groups": {"g": 2}})]
+    for by, groups in asks[: 1 if relation is REPLACE else 2]:  # By group it is refused.
+        read.clear()
+        for rows in SEQUENCES:
+            asked = table([(None, *LOW), *(("p", *row) for row in rows)], relation, **groups)
+            with pytest.raises(KeyboardInterrupt):
+                asked.k_means(["x"], clusters=2, bounds=(0, 9), epsilon=1.0, delta=0.1, **by)
+        totals = [totals_of_clusters(database, how["groups"], centers) for database, how in read]
+        pairs = [(totals[0], one) for one in totals]
+        pairs = itertools.combinations(totals, 2) if relation is REPLACE else pairs
+        moved = max(np.linalg.norm(a - b) for a, b in pairs)
+        people = read[0][1]["people"]
+        found = _k_means._sensitivity(relation, 14 + 20 - 30, people, dims=4)
+        assert (people.rows, people.blocks) == ((2, 2) if by else (2, 1))
+        assert 0.75 * found.value <= moved <= found.value
+        assert found.privacy_unit == "person (id)"
+
+
+def totals_of_clusters(database, groups, centers):
+    inside = _k_means._placed(jnp.asarray(database.records), jnp.asarray(database.present))
+    codes, count = groups or (np.zeros(SLOTS, int), 1)
+    each = [
+        _k_means._totals(inside, jnp.asarray(database.present & (codes == g)), centers, bits=4)
+        for g in range(count)
+    ]
+    return np.stack(each).astype(float)
+
+
+def test_the_error_of_the_noise_is_that_of_the_clusters_of_all_groups(monkeypatch):
+    """A person may change all groups, so their noise is one draw of so many numbers."""
+    read = []
+
+    def share_of(sensitivity, releases, epsilon, delta, dims):
+        read.append(dims)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_k_means, "_share_of", share_of)
+    for by in ({}, {"by": {"g": G}}):
+        with pytest.raises(KeyboardInterrupt):
+            table([("p", *LOW)], ADD).k_means(
+                ["x"], clusters=2, bounds=(0, 9), epsilon=1.0, delta=0.1, **by
+            )
+    assert read == [32 * 2, len(G) * 32 * 2]
+
+
+def test_an_id_is_one_entry_of_its_person():
+    asked = table([("p", *LOW), ("p", *HIGH)], ADD)
+    release = asked.count_distinct("id", epsilon=OF_COUNTS, key=KEY)
+    assert int(release.value) == 1
+    assert release.accuracy.facts["arrays"][0]["scale"] == pytest.approx(1 / OF_COUNTS, rel=1e-3)
+
+
+def test_clusters_of_people_have_the_noise_of_all_their_rows():
+    many = [("p" + str(i // 2), float(i % 3), "a") for i in range(60)]
+    frame = {"id": np.array([row[0] for row in many]), "x": np.array([row[1] for row in many])}
+    scales = []
+    for of_people in ({"person": "id", "rows": 1}, {"person": "id", "rows": 3}, {}):
+        asked = dpjax.PrivateTable(frame, most_rows=100, **of_people)
+        release = asked.k_means(["x"], clusters=1, bounds=(0, 2), epsilon=1.0, delta=1e-6)
+        scales.append(release.accuracy.facts["arrays"][0]["scale"])
+    assert scales == [pytest.approx(scales[2]), pytest.approx(3 * scales[2], rel=1e-3), scales[2]]
+
+
 REFUSED = {
-    "k_means": lambda t: t.k_means(["x", "id"], clusters=2, bounds=(0, 1), epsilon=1.0, delta=1e-6),
-    "count_distinct": lambda t: t.count_distinct("g", epsilon=1.0),
-    "keys": lambda t: t.keys("g", epsilon=1.0, delta=1e-6),
-    "top": lambda t: t.top("g", 1, epsilon=1.0, delta=1e-6),
+    "no people": (
+        lambda: dpjax.PrivateTable({"x": np.ones(3)}, most_rows=4),
+        "per_person='sum' needs the column of people's ids: make the table with person=",
+    ),
+    "missing": (
+        lambda: table([("p", *LOW)], ADD, missing="lower"),
+        "per_person='sum' needs a table with missing=\"drop\", got missing='lower'",
+    ),
+    "dates": (
+        lambda: dpjax.PrivateTable(
+            {"id": np.arange(1), "x": np.array(["2024-01-01"], "M8[D]")},
+            **{"most_rows": 4, "person": "id", "rows": 1},
+        ),
+        "per_person='sum' adds up numbers, but column 'x' has dates: leave it out",
+    ),
+    "texts": (
+        lambda: dpjax.PrivateTable(
+            {"id": np.arange(1), "x": np.array(["a"])}, most_rows=4, person="id", rows=1
+        ),
+        "column 'x' must hold numbers",
+    ),
 }
 
 
 @for_each("name", REFUSED)
-def test_a_statistic_that_people_move_in_unknown_ways_is_refused(name):
-    with pytest.raises(ValueError, match=r"is not supported for a table with person="):
-        REFUSED[name](table([("p", *LOW)], ADD))
+def test_a_person_without_a_sum_is_refused(name):
+    make, message = REFUSED[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        make().sum("x", bounds=(0, 1), per_person="sum", epsilon=1.0)
+    with pytest.raises(ValueError, match="per_person must be one of"):
+        table([("p", *LOW)], ADD).sum("x", bounds=(0, 1), per_person="mean", epsilon=1.0)
+
+
+def test_a_range_of_sums_is_searched_among_sums():
+    """Sums are far from all numbers."""
+    frame = {"id": np.repeat(np.arange(500), 4), "x": np.tile([100.0, -90.0, 500.0, 0.0], 500)}
+    asked = dpjax.PrivateTable(frame, most_rows=4000, person="id", rows=4)
+    found = asked.bounds("x", per_person="sum", epsilon=5.0, key=KEY)
+    assert found.value.tolist() == [256, 512]
+    mean = asked.mean("x", bounds=None, per_person="sum", epsilon=20.0, key=KEY)
+    assert abs(float(mean.value) - 510) < 2
+    assert "found in [256, 512]" in repr(mean)
+    assert mean.labels.statistic.startswith("mean of x per person")
+
+
+def test_a_synthetic_table_of_people_finds_its_keys():
+    frame = {"id": np.repeat(np.arange(2000), 2), "g": np.tile(["a", "b"], 2000)}
+    asked = dpjax.PrivateTable(frame, most_rows=5000, person="id", rows=2)
+    release = asked.synthetic(rows=100, epsilon=20.0, delta=1e-6, key=KEY)
+    assert release.labels.statistic == "synthetic of g; g in ('a', 'b')"
+    assert sorted(set(release.value["g"])) == ["a", "b"]
+    assert release.guarantee.privacy_unit == "person (id)"
+    assert release.guarantee.epsilon <= 20
 
 
 def test_people_need_a_number_of_rows():

@@ -14,7 +14,7 @@ import pytest
 import dpjax
 from dpjax import queries
 from dpjax._core._columns import Numbers, Texts, fingerprints
-from dpjax.queries._people import _exact_totals
+from dpjax.queries._people import exact_totals
 from dpjax.queries._truncation import Truncation
 from tables import for_each
 
@@ -221,7 +221,7 @@ def sums_of_people(person, numbers, present, rows):
     """The sum of each person who is present, as a dict."""
     records = {"id": jnp.asarray(person)}
     kept, cells = Truncation("id", rows).kept(records, jnp.asarray(present))
-    totals, _ = _exact_totals(Numbers.of(numbers), kept, cells, rows).on_host()
+    totals, _ = exact_totals(Numbers.of(numbers), kept, cells, rows).on_host()
     opens = np.asarray(kept & (cells.rank(kept) == 0))
     return dict(zip(person[opens].tolist(), totals[opens].tolist(), strict=True))
 

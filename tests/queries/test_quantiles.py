@@ -93,6 +93,8 @@ def test_probabilities_are_the_decimals_that_they_print_as():
     for wrong in (0.0, 1.0, -0.5, np.nan, Fraction(3, 2)):
         with pytest.raises(ValueError, match="probability must be strictly between 0 and 1"):
             quantile_scores(wrong, grid=GRID)
+    with pytest.raises(ValueError, match=r"between 0 and 1, as 0\.5 for 50%, got 50"):
+        quantile_scores(50, grid=GRID)
     with pytest.raises(ValueError, match="at least one"):
         quantile_scores((), grid=GRID)
 
