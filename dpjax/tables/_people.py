@@ -106,8 +106,9 @@ def _column_of(like: Column, total: Numbers) -> Column:
     """Returns a column of sums, none of which is missing."""
     entries: Any
     if _checks.is_traced(total.held):
+        dtype = jnp.result_type(float)
         with jax.enable_x64(True):
-            entries = total.array().astype(like.entries.dtype)
+            entries = total.array().astype(dtype)
     else:
         entries, _ = total.on_host()
     return Column(like.name, entries, np.ones(entries.shape, bool), False, False)
