@@ -101,6 +101,13 @@ def positive(name: str, value: Number) -> Number:
     return _scalar(name, value, "a finite number above 0", lambda x: (x > 0) & (x < math.inf))
 
 
+def concrete_positive(name: str, value: Number, instead: str = "a concrete number") -> Number:
+    """Checks that a number is finite, above 0, and not traced."""
+    number = positive(name, value)
+    host_only(name, number, instead)
+    return number
+
+
 def non_negative(name: str, value: Number) -> Number:
     """Checks that a number is finite and not negative."""
     return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))

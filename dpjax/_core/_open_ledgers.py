@@ -152,7 +152,7 @@ class OpenLedger(abc.ABC):
             releases that this ledger pays for. None unless this ledger is a part or a share.
     """
 
-    instead_of: "OpenLedger | None" = None
+    instead_of: "Account | None" = None
 
     def __enter__(self) -> Self:
         block = _Block(self)
@@ -187,13 +187,16 @@ class Account(OpenLedger):
     @abc.abstractmethod
     def relation(self) -> NeighboringRelation: ...
 
-    @abc.abstractmethod
     def released(self, request: Request) -> Release | None:
-        """Returns the release that is stored for a request; None if there is none."""
+        """Returns the release that is stored for a request; None if there is none.
 
-    @abc.abstractmethod
+        An account without a file of its own asks the ledger that it debits, if there is one.
+        """
+        return self.instead_of.released(request) if self.instead_of else None
+
     def keep(self, request: Request, release: Release) -> Release:
         """Stores a release, unless the request already has one. Returns the stored release."""
+        return self.instead_of.keep(request, release) if self.instead_of else release
 
 
 @contextlib.contextmanager

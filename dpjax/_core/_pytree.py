@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -42,7 +42,7 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     """
     frozen: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     if any("toward" in field.metadata for field in dataclasses.fields(frozen)):
-        return _register_rounded(frozen)
+        return register_rounded(frozen)
     return jax.tree_util.register_dataclass(frozen)
 
 
@@ -71,18 +71,21 @@ def made_by_factory(cls: type[T]) -> type[T]:
     return frozen_pytree(cls)
 
 
-def _register_rounded(cls: type[T]) -> type[T]:
-    """Registers a dataclass with `up()` or `down()` fields as a pytree."""
+def register_rounded(cls: type[T], check: Callable[[T], None] | None = None) -> type[T]:
+    """Registers a dataclass with `up()` or `down()` fields as a pytree.
+
+    JAX calls `check` with each instance that it flattens.
+    """
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     constants = [field.name for field in fields if "static" in field.metadata]
     toward = {f.name: f.metadata.get("toward") for f in fields if f.name not in constants}
 
-    def leaf(name: str, value: PyTree) -> PyTree:
-        return value if toward[name] is None else outward(value, toward[name])
-
     def flatten(value: T) -> tuple[list[PyTree], tuple[object, ...]]:
+        if check is not None:
+            check(value)
         state = vars(value)
-        return [leaf(name, state[name]) for name in toward], tuple(state[x] for x in constants)
+        leaves = [state[x] if to is None else outward(state[x], to) for x, to in toward.items()]
+        return leaves, tuple(state[x] for x in constants)
 
     def flatten_with_keys(value: T) -> tuple[list[tuple[object, PyTree]], tuple[object, ...]]:
         leaves, metadata = flatten(value)
@@ -92,7 +95,9 @@ def _register_rounded(cls: type[T]) -> type[T]:
     def unflatten(metadata: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
         # `__init__` is not called, because its checks would refuse the objects that `vmap`
         # (in_axes) and `tree.map` put in place of numbers.
-        return made(cls, **dict(zip((*toward, *constants), (*leaves, *metadata), strict=True)))
+        value = cls.__new__(cls)
+        vars(value).update(zip((*toward, *constants), (*leaves, *metadata), strict=True))
+        return value
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls

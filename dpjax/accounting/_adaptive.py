@@ -50,8 +50,26 @@ class _Adaptive:
     __slots__ = ("__dict__", "_paying")
 
     def __init__(
-        self, delta: float, reserved: float, dims: int, relation: NeighboringRelation | None
+        self,
+        *,
+        delta: float,
+        reserved: float = 0.0,
+        dims: int = 2**20,
+        relation: NeighboringRelation | None = None,
     ) -> None:
+        """Starts with no releases.
+
+        Args:
+            delta: the delta of every reading, strictly between 0 and 1.
+            reserved: the part of delta that is set aside for the deltas of releases, as in
+                `PrivacyFilter`.
+            dims: the largest number of coordinates in a release.
+            relation: which databases are neighbors, as in `PrivacyFilter`.
+
+        Raises:
+            TypeError: if a parameter is not a number.
+            ValueError: if a parameter is out of range.
+        """
         self.relation = relation_or_inherited(relation)
         self.delta = _checks.fraction("delta", delta)
         self._reserved = _checks.non_negative("reserved", reserved)
@@ -157,7 +175,7 @@ class PrivacyFilter(_Adaptive):
             TypeError: if a parameter is not a number.
             ValueError: if a parameter is out of range.
         """
-        super().__init__(delta, reserved, dims, relation)
+        super().__init__(delta=delta, reserved=reserved, dims=dims, relation=relation)
         self.epsilon = _checks.positive("epsilon", epsilon)
         self._most = largest_rho(self.epsilon * (1 - SHARE), self._slack)
 
@@ -228,29 +246,6 @@ class PrivacyOdometer(_Adaptive):
 
         For *sampled* sensitivities, the rules of `PrivacyFilter` apply.
     """
-
-    def __init__(
-        self,
-        *,
-        delta: float,
-        reserved: float = 0.0,
-        dims: int = 2**20,
-        relation: NeighboringRelation | None = None,
-    ) -> None:
-        """Makes an odometer.
-
-        Args:
-            delta: the delta of every reading, strictly between 0 and 1.
-            reserved: the part of delta that is set aside for the deltas of releases, as in
-                `PrivacyFilter`.
-            dims: the largest number of coordinates in a release.
-            relation: which databases are neighbors, as in `PrivacyFilter`.
-
-        Raises:
-            TypeError: if a parameter is not a number.
-            ValueError: if a parameter is out of range.
-        """
-        super().__init__(delta, reserved, dims, relation)
 
     def add(self, release: Mechanism | Guarantee) -> Guarantee:
         """Adds the cost of a release. Call it before you make the release.

@@ -211,7 +211,7 @@ def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> floa
     """
     accounting = _checks.extra("dp_accounting", "accounting")
     certain = delta * (1 - 1e-6) - TRANSFORMS
-    joint = joint_losses(_counted(releases, accounting))
+    joint = joint_losses(counted_losses(releases, accounting))
     if certain <= 0 or joint is None:
         return math.inf
     return _rounded(joint.get_epsilon_for_delta(certain))
@@ -225,7 +225,7 @@ def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> fl
     accounting = _checks.extra("dp_accounting", "accounting")
     accountant = accounting.rdp.RdpAccountant()
     spare = delta
-    for (kind, first, second, _), count in _counted(releases, accounting).items():
+    for (kind, first, second, _), count in counted_losses(releases, accounting).items():
         if kind == "gaussian":
             event = accounting.GaussianDpEvent(first)
         elif kind == "laplace":
@@ -237,7 +237,7 @@ def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> fl
     return _rounded(accountant.get_epsilon(spare * (1 - 1e-6))) if spare > 0 else math.inf
 
 
-def _counted(
+def counted_losses(
     releases: Sequence[Mechanism | Guarantee], accounting: ModuleType
 ) -> dict[LossKind, int]:
     """Counts the releases by the kind of their privacy losses."""

@@ -7,6 +7,7 @@ of 2 in different ways.
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -172,24 +173,17 @@ def dp_sgd(
     """
     run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
     check_privacy_unit(privacy_unit)
-    z = _positive("noise_multiplier", noise_multiplier)
+    z = _checks.concrete_positive("noise_multiplier", noise_multiplier)
     epsilon = run.epsilon(z)
+    found = Guarantee(epsilon, run.delta, privacy_unit=privacy_unit)
     if run.replaced:
-        return Guarantee(epsilon, run.delta, privacy_unit=privacy_unit)
+        return found
     replacing = None
     with contextlib.suppress(NoEpsilonError):
         other = run._replace(relation=NeighboringRelation.REPLACE_ONE).epsilon(z)
         replacing = other, run.delta, epsilon, run.delta
-    notes = (f"in {sampling.n} public slots",)
-    added = NeighboringRelation.ADD_OR_REMOVE_ONE
-    return Guarantee(
-        epsilon,
-        run.delta,
-        relation=added,
-        notes=notes,
-        replacing=replacing,
-        privacy_unit=privacy_unit,
-    )
+    notes, added = (f"in {sampling.n} public slots",), NeighboringRelation.ADD_OR_REMOVE_ONE
+    return dataclasses.replace(found, relation=added, notes=notes, replacing=replacing)
 
 
 def dp_sgd_risk(
@@ -237,7 +231,7 @@ def dp_sgd_risk(
         (0.145, 0.027)
     """
     run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld", strategy=strategy).checked()
-    return run.risk(_positive("noise_multiplier", noise_multiplier))
+    return run.risk(_checks.concrete_positive("noise_multiplier", noise_multiplier))
 
 
 def dp_sgd_noise_multiplier(
@@ -308,7 +302,7 @@ def dp_sgd_noise_multiplier(
             f"epsilon and delta must be given, or advantage, got epsilon={epsilon}, delta={delta}"
         )
     run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
-    target = _positive("epsilon", epsilon)
+    target = _checks.concrete_positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
     # With the largest noise multiplier, only noise tables and batches that exceed their capacity
@@ -508,63 +502,37 @@ class DpSgdRun(NamedTuple):
         Except for a probability m, the densities of the real run and the ideal run are within a
         factor e^loss. So if the ideal run is (epsilon, delta_0)-DP, the real run is (epsilon + 2
         loss, delta)-DP, where delta = e^loss delta_0 + (1 + e^(epsilon + loss)) m. For the given
-        delta, delta_0 depends on epsilon, and epsilon depends on delta_0. The loop in `charged`
-        approaches the fixed point from below.
+        delta, delta_0 depends on epsilon, and epsilon depends on delta_0. The loop in
+        `real_epsilon` approaches the fixed point from below.
         """
-        sampling = self.sampling
         z, count = self.gaussians(z)
-        if _delta_of_one_step(sampling, z, self.replaced, self._largest_epsilon()) > self.delta:
+        steps = self.sampling, z, count, self.replaced
+        needed = _delta_of_one_step(self.sampling, z, self.replaced, self._largest_epsilon())
+        if needed > self.delta:
             raise NoEpsilonError(self._used_up())
-        if self.method == "pld":
-            curve = epsilons_by_losses(
-                sampling.kind,
-                sampling.rate,
-                z,
-                count,
-                replaced=self.replaced,
-                coarseness=coarseness,
-            )
-        else:
-            curve = epsilons_by_renyi(sampling, z, count, self.replaced)
-        return self.charged(curve)
+        if self.method == "renyi":
+            return self.charged(epsilons_by_renyi(*steps))
+        return self.charged(epsilons_by_losses(*steps, coarseness))
 
     def charged(self, curve: Callable[[float], float]) -> float:
         """Returns the epsilon of the real run, given a function from delta to the ideal epsilon."""
-        epsilon = 0.0
-        for _ in range(200):
-            left = (self.delta - self._charged_at(epsilon)) * math.exp(-self.loss)
-            if left <= 0:
-                break
-            found = curve(left)
-            if found <= epsilon:
-                return (epsilon + 2 * self.loss) * _OUTWARD
-            epsilon = found * _OUTWARD
-        raise NoEpsilonError(self._used_up())
-
-    def risk(self, z: float) -> Risk:
-        """Returns the risk of the real run, whose noise and batches are only nearly ideal."""
-        return self._risk(z, 1.0, at_zero_only=False)
+        epsilon = real_epsilon(curve, self.delta, self.loss, self.missed)
+        if epsilon == math.inf:
+            raise NoEpsilonError(self._used_up())
+        return epsilon
 
     def advantage(self, z: float, *, coarseness: float = 1.0) -> float:
         """Returns the advantage of `risk`, in less time."""
-        return self._risk(z, coarseness, at_zero_only=True).advantage
+        return self.risk(z, coarseness=coarseness, at_zero_only=True).advantage
 
-    def _risk(self, z: float, coarseness: float, *, at_zero_only: bool) -> Risk:
-        sampling, relation = self.sampling, self.relation
-        assert relation is not None
-        z, count = self.gaussians(z)
-        joint, lost = composed_losses(
-            sampling.kind,
-            sampling.rate,
-            z,
-            count,
-            replaced=self.replaced,
-            coarseness=coarseness,
-        )
+    def risk(self, z: float, *, coarseness: float = 1.0, at_zero_only: bool = False) -> Risk:
+        """Returns the risk of the real run, whose noise and batches are only nearly ideal."""
+        assert self.relation is not None
+        joint, lost = composed_losses(self.sampling, *self.gaussians(z), self.replaced, coarseness)
         return risk_of_losses(
             joint,
             basis="losses",
-            relation=relation,
+            relation=self.relation,
             loss=self.loss,
             missed=self.missed,
             lost=lost,
@@ -577,13 +545,8 @@ class DpSgdRun(NamedTuple):
         Up to a tenth, they hardly affect the smallest noise multiplier. Beyond a tenth, the epsilon
         of the smallest noise multiplier might be below the requested one.
         """
-        if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
+        if _charged_at(epsilon, self.loss, self.missed) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
-
-    def _charged_at(self, epsilon: float) -> float:
-        """Returns the part of delta that noise tables and capacities need at a given epsilon."""
-        above = epsilon + self.loss
-        return math.inf if above > 700 else (1 + math.exp(above)) * self.missed
 
     def _largest_epsilon(self) -> float:
         """Returns an epsilon at which no part of delta is left for the ideal run."""
@@ -605,6 +568,31 @@ class DpSgdRun(NamedTuple):
             f"{stated} the noise or a batch deviates from its ideal distribution with probability"
             f" {self.missed:.2g}; use {advice} or a larger delta"
         )
+
+
+def real_epsilon(
+    curve: Callable[[float], float], delta: float, loss: float, missed: float
+) -> float:
+    """Returns the epsilon of a real run, given a function from delta to the ideal epsilon.
+
+    The result is infinite if noise tables and capacities use up delta.
+    """
+    epsilon = 0.0
+    for _ in range(200):
+        left = (delta - _charged_at(epsilon, loss, missed)) * math.exp(-loss)
+        if not left > 0:
+            break
+        found = curve(left)
+        if found <= epsilon:
+            return (epsilon + 2 * loss) * _OUTWARD
+        epsilon = found * _OUTWARD
+    return math.inf
+
+
+def _charged_at(epsilon: float, loss: float, missed: float) -> float:
+    """Returns the part of delta that noise tables and capacities need at a given epsilon."""
+    above = epsilon + loss
+    return math.inf if above > 700 else (1 + math.exp(above)) * missed
 
 
 def rare_enough(epsilon: float, delta: float, steps: int) -> float:
@@ -643,9 +631,3 @@ def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: fl
     mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)
     ratio = math.exp(min(0.0, float(mirrored)))
     return sampling.rate * (float(scipy.special.ndtr(0.5 / sigma - inner * sigma)) - ratio)
-
-
-def _positive(name: str, value: float) -> float:
-    number = _checks.positive(name, value)
-    _checks.host_only(name, number, "a concrete number")
-    return number

@@ -8,7 +8,7 @@ probability mass, and small noise or many steps need too much memory.
 import math
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
@@ -17,6 +17,8 @@ from dpjax._core import _checks
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    from dpjax.accounting._dp_sgd import Sampling
 
 # The width of intervals of privacy losses is between the first two numbers. If it is the standard
 # deviation of one step's loss divided by the third, it raises epsilon by about 2e-5 of itself.
@@ -39,19 +41,13 @@ class NoEpsilonError(ValueError):
 
 
 def epsilons_by_losses(
-    kind: Literal["poisson", "fixed", "bins", "separated"],
-    rate: float,
-    z: float,
-    steps: int,
-    *,
-    replaced: bool,
-    coarseness: float = 1.0,
+    sampling: "Sampling", z: float, steps: int, replaced: bool, coarseness: float = 1.0
 ) -> Callable[[float], float]:
     """Returns a function from delta to epsilon, for Gaussian mechanisms on sampled batches.
 
     The mechanisms are composed. The arguments are those of `composed_losses`.
     """
-    composed, lost = composed_losses(kind, rate, z, steps, replaced=replaced, coarseness=coarseness)
+    composed, lost = composed_losses(sampling, z, steps, replaced, coarseness)
 
     def epsilon_at(delta: float) -> float:
         left = delta * (1 - 1e-6) - lost
@@ -66,21 +62,14 @@ def epsilons_by_losses(
 
 
 def composed_losses(
-    kind: Literal["poisson", "fixed", "bins", "separated"],
-    rate: float,
-    z: float,
-    steps: int,
-    *,
-    replaced: bool,
-    coarseness: float = 1.0,
+    sampling: "Sampling", z: float, steps: int, replaced: bool, coarseness: float = 1.0
 ) -> "tuple[PrivacyLossDistribution, float]":
     """Returns the privacy losses of composed Gaussian mechanisms on sampled batches.
 
     Returns also how much probability mass their computation may have lost.
 
     Args:
-        kind: the kind of sampling.
-        rate: the probability that a record is in a batch.
+        sampling: how batches are drawn.
         z: the noise multiplier.
         steps: the number of mechanisms.
         replaced: True for the relation replace-one, False for add-or-remove-one.
@@ -90,6 +79,7 @@ def composed_losses(
     accounting = _checks.extra("dp_accounting", "accounting")
     # sigma is the standard deviation of the noise, divided by the largest change of the sum.
     sigma, lost = z / (2 if replaced else 1), _LOST_TO_ROUNDING
+    rate = sampling.rate
     if rate == 1:
         whole = sigma / math.sqrt(steps)
         composed = accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
@@ -97,7 +87,7 @@ def composed_losses(
         )
     else:
         interval = _interval(sigma, rate, steps) * coarseness
-        if kind == "poisson":
+        if sampling.kind == "poisson":
             relations = accounting.NeighboringRelation
             one = accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
                 z,

@@ -180,7 +180,7 @@ class Part(Account):
         self, ledger: Account, column: str, part: str | int, pay: Callable[[Payment], None]
     ) -> None:
         self.part, self.instead_of = part, ledger
-        self._ledger, self._column, self._pay = ledger, column, pay
+        self._column, self._pay = column, pay
 
     @property
     def relation(self) -> NeighboringRelation:
@@ -194,11 +194,11 @@ class Part(Account):
 
     def released(self, request: Request) -> Release | None:
         """The release that the ledger stores for a request on this part; None if there is none."""
-        return self._ledger.released(self._of_part(request))
+        return super().released(self._of_part(request))
 
     def keep(self, request: Request, release: Release) -> Release:
         """Stores the first release for a request on this part, and returns the stored release."""
-        return self._ledger.keep(self._of_part(request), release)
+        return super().keep(self._of_part(request), release)
 
     def _of_part(self, request: Request) -> Request:
         # The part is hashed into the fingerprint, so that equal requests on different parts differ.
@@ -206,7 +206,7 @@ class Part(Account):
         return request._replace(fingerprint=hashlib.sha256(words.encode()).hexdigest())
 
     def __repr__(self) -> str:
-        return f"Part({self._column} {self.part!r} of {self._ledger!r})"
+        return f"Part({self._column} {self.part!r} of {self.instead_of!r})"
 
 
 def _check_of_one_part(guarantee: Guarantee) -> None:

@@ -5,7 +5,9 @@ bound uses the epsilon of one run, and bounds the ratio of probabilities. The se
 divergences of one run, and bounds the Renyi divergences of the best run.
 """
 
+import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._composition import compose
-from dpjax.accounting._dp_sgd import DpSgdRun, Sampling
+from dpjax.accounting._dp_sgd import DpSgdRun, Sampling, real_epsilon
 from dpjax.accounting._loss_distributions import NoEpsilonError
 from dpjax.accounting._renyi_divergences import (
     ORDERS,
@@ -155,8 +157,7 @@ def dp_sgd_best_of_runs(
     law = checked_repetitions(runs, shape)
     run = DpSgdRun(sampling, steps, delta, dims, relation, "pld").checked()
     check_privacy_unit(privacy_unit)
-    z = _checks.positive("noise_multiplier", noise_multiplier)
-    _checks.host_only("noise_multiplier", z, "a concrete number")
+    z = _checks.concrete_positive("noise_multiplier", noise_multiplier)
     assert run.relation is not None
     slots = () if run.replaced else (f"in {sampling.n} public slots",)
     one = Guarantee(0.0, relation=run.relation, notes=slots, privacy_unit=privacy_unit)
@@ -240,18 +241,7 @@ def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float
     if loss:
         most = _most_runs(law, _RARE * delta)
         loss, missed = most * loss, law.mean * missed + law.tail(most)
-    epsilon = 0.0
-    for _ in range(200):
-        above = epsilon + loss
-        charged = math.inf if above > 700 else (1 + math.exp(above)) * missed
-        left = (delta - charged) * math.exp(-loss)
-        if not left > 0:
-            return math.inf
-        found = epsilon_by_renyi(best, left)
-        if found <= epsilon:
-            return (epsilon + 2 * loss) * _OUTWARD
-        epsilon = found * _OUTWARD
-    return math.inf
+    return real_epsilon(functools.partial(epsilon_by_renyi, best), delta, loss, missed)
 
 
 def _divergences_of_one(one: OneRun) -> np.ndarray:
@@ -303,8 +293,5 @@ def _most_runs(law: Repetitions, rare: float) -> int:
     most = 1
     while law.tail(most) > rare:
         most *= 2
-    low = most // 2
-    while most - low > 1:
-        middle = (low + most) // 2
-        low, most = (low, middle) if law.tail(middle) <= rare else (middle, most)
-    return most
+    enough = range(most // 2 + 1, most + 1)
+    return enough[bisect.bisect_left(enough, True, key=lambda runs: law.tail(runs) <= rare)]

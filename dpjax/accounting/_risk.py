@@ -1,11 +1,9 @@
 """The risk of several releases together, and of private trainings."""
 
-import collections
-
 from dpjax._core import _checks
-from dpjax._core._losses import LossKind, kind_of_losses
 from dpjax._core._risk import MOST_DIMS, Risk, risk_of_kinds
 from dpjax._core._values import Guarantee, Mechanism
+from dpjax.accounting._compose_events import counted_losses
 from dpjax.accounting._composition import common_relation, compose, release_under
 from dpjax.accounting._concentrated import guarantee_of
 
@@ -61,10 +59,6 @@ def risk(*releases: Mechanism | Guarantee, dims: int = MOST_DIMS) -> Risk:
     promised = [guarantee_of(release) for release in releases]
     together = compose(*promised)  # This refuses guarantees for different privacy units.
     relation = common_relation(promised)
-    counts = collections.Counter[LossKind]()
-    for release in releases:
-        one = release_under(release, relation)
-        own = guarantee_of(one)
-        event = getattr(one, "dp_event", None)
-        counts[kind_of_losses(accounting, event, float(own.epsilon), float(own.delta))] += 1
+    alike = [release_under(release, relation) for release in releases]
+    counts = counted_losses(alike, accounting)
     return risk_of_kinds(tuple(counts.items()), relation, float(together.gamma), dims)

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import numpy as np
 import scipy
 
-from dpjax._core._open_ledgers import Account, Drawing, Payment, Request
-from dpjax._core._values import Guarantee, NeighboringRelation, Release
+from dpjax._core._open_ledgers import Account, Drawing, Payment
+from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import bisect
 from dpjax._files._ledger_file import EPSILON_DIGITS, BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, under
@@ -118,7 +118,7 @@ class Share(Account):
     """
 
     def __init__(self, ledger: Account, pool: Pool, parts: int) -> None:
-        self._ledger, self._pool, self.instead_of = ledger, pool, ledger
+        self._pool, self.instead_of = pool, ledger
         self.most, self.spent = pool.most / parts, Fraction(0)
         self.delta = pool.delta
         if self.delta == 0:
@@ -162,21 +162,13 @@ class Share(Account):
             pool.drawn, pool.used = drawn, True
             self.spent, pool.spent = self.spent + cost, pool.spent + cost
 
-    def released(self, request: Request) -> Release | None:
-        """The release that the ledger stores for a request; None if there is none."""
-        return self._ledger.released(request)
-
-    def keep(self, request: Request, release: Release) -> Release:
-        """Stores the first release for a request, and returns the stored release."""
-        return self._ledger.keep(request, release)
-
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "a share cannot be copied or pickled, because both copies would spend the same budget"
         )
 
     def __repr__(self) -> str:
-        return f"Share({self.remaining:.4g} left, of {self._ledger!r})"
+        return f"Share({self.remaining:.4g} left, of {self.instead_of!r})"
 
 
 def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:

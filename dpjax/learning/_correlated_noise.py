@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact import _limbs
@@ -27,11 +28,11 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import outward
 from dpjax.learning._gaussian_noise import (
     CorrelatedNoiseState,
-    NoiseState,
     after_a_step,
     averaged,
     check_clipped,
     check_step,
+    first_state,
     refuse_varying,
     rounded_down,
     transformation,
@@ -134,8 +135,7 @@ def correlated_noise(
             "strategy must be made by optimized_strategy, toeplitz_strategy, banded_strategy or "
             f"buffered_strategy, got {_checks.described(strategy)}"
         )
-    multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-    _checks.host_only("noise_multiplier", multiplier, "correlated_noise")
+    multiplier = _checks.concrete_positive("noise_multiplier", noise_multiplier, "correlated_noise")
     size = _checks.positive("batch_size", batch_size)
     check_noise(noise)
     trainings = Trainings(key)
@@ -169,10 +169,8 @@ def initial_state(
     noise: NoiseKind = "exact",
 ) -> CorrelatedNoiseState:
     """Returns the state before the first step, which contains no noise yet."""
-    dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-    none = jnp.int32(0), rounded_down(multiplier), jnp.uint32(0)
-    state = NoiseState(key, *none, dims, noise, strategy.bands, jnp.uint32(0))
-    fineness = strategy.fineness(dims=dims, multiplier=multiplier)
+    state = first_state(key, parameters, multiplier, noise, strategy.bands)
+    fineness = strategy.fineness(dims=state.dims, multiplier=multiplier)
 
     return CorrelatedNoiseState(
         state,
@@ -243,12 +241,8 @@ def _step(
 
 def _check_kept(state: CorrelatedNoiseState, value: PyTree) -> None:
     """Raises an error for kept noise of other shapes or dtypes than `nothing_kept` returns."""
-
-    def form(tree: PyTree) -> list[tuple[tuple[int, ...], np.dtype]]:
-        return [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
-
     kept = jax.eval_shape(lambda: jax.tree.map(state.strategy.nothing_kept, value))
-    if form(kept) != form(state._noise):
+    if TreeSpec.of(kept).leaves != TreeSpec.of(state._noise).leaves:
         raise ValueError(
             f"state must hold the noise of updates as {_checks.described(kept)}, got"
             f" {_checks.described(state._noise)}: a cast would change it; cast parameters only"

@@ -1,16 +1,12 @@
 """`fit`: a whole private training in one call, with its guarantee and checkpoints."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import json
 import math
 import os
-import pathlib
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +22,9 @@ from dpjax._core._training_record import RISK_OF_TRAINING, TrainingRecord
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import outward
-from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
-from dpjax._files._durable import Json, alone, check_folder
+from dpjax._files._durable import Json
 from dpjax._running._progress import counting
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import Program
 from dpjax._version import __version__
 from dpjax.accounting._dp_sgd import (
     DpSgdRun,
@@ -49,16 +43,18 @@ from dpjax.learning._epoch import Epoch, scores, stops
 from dpjax.learning._gaussian_noise import (
     CorrelatedNoiseState,
     NoiseState,
+    first_state,
     gaussian_noise,
     rounded_down,
 )
 from dpjax.learning._guarantee_of_state import guarantee
 from dpjax.learning._per_example import fixed_loss
-from dpjax.learning._runs import inside_a_run
 from dpjax.learning._sampling import RARE, BatchSampling, cyclic_sampling, poisson_sampling
 from dpjax.learning._strategies import Strategy
-from dpjax.learning._training_step import Numbers, Training, fixed_update
+from dpjax.learning._training_file import TrainingFile, words
+from dpjax.learning._training_step import FixedUpdate, Numbers, Training, fixed_update
 from dpjax.learning._training_step import step as training_step
+from dpjax.learning._tune import inside_a_run
 from dpjax.queries._truncation import ROWS, THERE, Truncation, padded_people
 from dpjax.targets._optax_training import optax_promotion
 
@@ -270,10 +266,8 @@ def fit(
     one_loss = fixed_loss(loss, parameters, _example(records))
 
     # This dry run of one step raises any error of the call before the ledger pays.
-    least_noise = rounded_down(multiplier)
     if strategy is None:
-        none = jnp.uint32(0)
-        unkeyed = NoiseState(key, jnp.int32(0), least_noise, none, dims, "exact", bins=none)
+        unkeyed = first_state(key, parameters, multiplier)
     else:
         unkeyed = initial_state(key, parameters, strategy, multiplier)
     with optax_promotion():
@@ -284,7 +278,9 @@ def fit(
         )
     now = Training(parameters, inner, unkeyed, key)
     update, of_optimizer = fixed_update(optimizer, inner, parameters)
-    numbers = Numbers(clipped.clip_norm, multiplier, float(least_noise), size, of_optimizer)
+    numbers = Numbers(
+        clipped.clip_norm, multiplier, float(rounded_down(multiplier)), size, of_optimizer
+    )
     step = functools.partial(
         training_step,
         loss=one_loss,
@@ -294,26 +290,21 @@ def fit(
     )
     jax.eval_shape(step, now, records, numbers)
 
-    def promised_by(now: Training) -> Guarantee:
+    def promised(now: Training, step: int) -> Guarantee:
+        state = now.with_counts(step=jnp.int32(step)).noise
         found = guarantee(
-            now.noise, sampling, delta=delta, relation=relation, privacy_unit=unit,
-            simulated=simulated,
-        )  # fmt: skip
+            state, sampling, delta=delta, relation=relation, privacy_unit=unit, simulated=simulated
+        )
         return dataclasses.replace(found, notes=(*notes, *found.notes))
 
-    last = now.with_counts(step=jnp.int32(steps))
-    planned_guarantee = promised_by(last)
-
-    def promised_after(step: int) -> Guarantee:
-        # `last` has no result of the training, so an `Epoch` that a caller keeps has none either.
-        return promised_by(last.with_counts(step=jnp.int32(step)))
-
+    # `start` has no result of the training, so an `Epoch` that a caller keeps has none either.
+    start, planned_guarantee = now, promised(now, steps)
     run: Json = {}
     if checkpoint is not None:
         run = {
             "loss": one_loss.fingerprint,
             "parameters": digest(jax.tree.leaves(parameters)),
-            "optimizer": _of_optimizer(optimizer, parameters, inner),
+            "optimizer": _of_optimizer(update, of_optimizer, inner),
             "database": _shapes(records),
             "state": _shapes(now),
             "sampling": list(dataclasses.astuple(sampling)),
@@ -335,16 +326,8 @@ def fit(
             own = noise.init(parameters)
             assert isinstance(own, (NoiseState, CorrelatedNoiseState))
             if ledger is not None:
-                whole = DpSgdRun(
-                    sampling,
-                    steps,
-                    delta,
-                    last.counts.dims,
-                    relation,
-                    "pld",
-                    strategy=strategy,
-                ).checked()
-                steps_of_run = Steps(whole, float(last.counts.noise_multiplier), parameters)
+                whole = DpSgdRun(sampling, method="pld", **given).checked()
+                steps_of_run = Steps(whole, float(start.counts.noise_multiplier), parameters)
                 ledger.record(Payment(key, planned_guarantee, "training", training=steps_of_run))
             now = now._replace(noise=own)
             # No other training uses the key of this state, so it can be split here.
@@ -362,7 +345,8 @@ def fit(
                     # this epoch.
                     file.write(epoch, now)
                 if epoch and evaluate is not None:
-                    done = Epoch(epoch, epochs, epoch * in_an_epoch, steps, promised_after)
+                    at = functools.partial(promised, start)
+                    done = Epoch(epoch, epochs, epoch * in_an_epoch, steps, at)
                     answer = evaluate(done, now.parameters)
                     if stops(answer):
                         break
@@ -377,7 +361,7 @@ def fit(
         capacity=sampling.capacity,
         groups=sampling.groups,
         clip_norm=tuple(map(str, jax.tree.leaves(clipped.clip_norm))),
-        noise_multiplier=float(last.counts.noise_multiplier),
+        noise_multiplier=float(start.counts.noise_multiplier),
         strategy=1 if strategy is None else strategy.bands,
         parameters=dims,
         loss=one_loss.fingerprint,
@@ -386,8 +370,7 @@ def fit(
     )
     # The guarantee counts all planned steps even if the training stopped early, because private
     # results may have decided when to stop.
-    promised = promised_by(now.with_counts(step=jnp.int32(steps)))
-    return Release(now.parameters, promised, training=record)
+    return Release(now.parameters, promised(now, steps), training=record)
 
 
 @functools.cache
@@ -473,17 +456,9 @@ def _example(records: Database) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
 
 
-def _of_optimizer(
-    optimizer: "optax.GradientTransformation", parameters: PyTree, state: PyTree
-) -> str:
-    """Returns a fingerprint of an optimizer's program and of the numbers in its initial state."""
-
-    def update(gradient: PyTree, state: PyTree, parameters: PyTree) -> PyTree:
-        with optax_promotion():
-            return jax.tree.map(words, optimizer.update(gradient, state, parameters))
-
-    program = Program.trace("optimizer", update, parameters, state, parameters)
-    return digest(program.fingerprint, [words(leaf) for leaf in jax.tree.leaves(state)])
+def _of_optimizer(update: FixedUpdate, numbers: list[np.ndarray], state: PyTree) -> str:
+    """Returns a fingerprint of an optimizer: of its program, its numbers and its initial state."""
+    return digest(update.fingerprint, numbers, [words(leaf) for leaf in jax.tree.leaves(state)])
 
 
 def _shapes(tree: PyTree) -> list[str]:
@@ -494,79 +469,6 @@ def _texts(tree: PyTree) -> list[str]:
     """Returns the leaves and the structure of a pytree as strings."""
     leaves, structure = jax.tree.flatten(tree)
     return [*map(str, leaves), str(structure)]
-
-
-_KIND = "training"
-
-
-class TrainingFile:
-    """A checkpoint: a file with an epoch and a state, used by one process at a time.
-
-    Without a path, all methods do nothing.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
-        """Refuses a path that cannot be a file. `run` describes the training in public values."""
-        self._path = None if path is None else pathlib.Path(os.fspath(path))
-        # Converts tuples to lists, because JSON has no tuples and the file is compared with this
-        # value.
-        self._run = json.loads(json.dumps(run))
-        self._open = contextlib.ExitStack()
-        if self._path is not None:
-            check_folder(self._path, "checkpoint")
-            if self._path.is_dir():
-                raise ValueError(f"checkpoint {self._path} must be a file, and is a folder")
-
-    def __enter__(self) -> Self:
-        """Locks the file. Refuses one that another process uses, which would use the same keys."""
-        if self._path is not None:
-            lock = self._path.with_name(f"{self._path.name}.lock")
-            refusal = f"checkpoint {self._path} is used by another training: name another file"
-            self._open.enter_context(alone(lock, refusal))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def read(self, like: PyTree) -> tuple[int, PyTree] | None:
-        """Returns the stored epoch and state, or None. `like` has the structure of the state."""
-        if self._path is None:
-            return None
-        files = read_chunks(self._path.parent, re.escape(self._path.name), _KIND)
-        if not files:
-            return None
-        (file,) = files
-        check_run(file, self._run, f"checkpoint {self._path}", place="file")
-        leaves, structure = jax.tree.flatten(like)
-        kept = [_restored(x, leaf) for x, leaf in zip(file.arrays, leaves, strict=True)]
-        return int(file.header["epoch"]), jax.tree.unflatten(structure, kept)
-
-    def write(self, epoch: int, state: PyTree) -> None:
-        """Replaces the stored epoch and state. The data are on disk when this method returns."""
-        if self._path is not None:
-            arrays = [np.asarray(words(leaf)) for leaf in jax.tree.leaves(state)]
-            header = {"run": self._run, "epoch": epoch}
-            write_chunks(self._path, _KIND, header, arrays, secret=True)
-
-    def remove(self) -> None:
-        """Deletes the file, because its keys are no longer needed."""
-        if self._path is not None:
-            self._path.unlink()
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def words(leaf: jax.Array) -> jax.Array:
-    """Returns the key data of a key, or any other array unchanged."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _restored(array: np.ndarray, leaf: jax.Array) -> jax.Array:
-    if _is_key(leaf):
-        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    return jnp.asarray(array)
 
 
 # The following functions train on people who have several examples each. The loss of a person is

@@ -149,12 +149,9 @@ def gaussian_noise(
     trainings = Trainings(key)
 
     def init(parameters: PyTree) -> NoiseState:
-        dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         # If `init` is mapped over parameters by `vmap`, every lane of the `vmap` has its own key.
         own_key = key_for_each(trainings.key(key), parameters)
-        least = rounded_down(multiplier)
-        none = jnp.uint32(0)
-        return NoiseState(own_key, jnp.int32(0), least, none, dims, noise, bins=none)
+        return first_state(own_key, parameters, multiplier, noise)
 
     def update(
         updates: PyTree, state: NoiseState, params: PyTree = None
@@ -164,6 +161,15 @@ def gaussian_noise(
         return noisy_average(updates, state, multiplier, least, size, noise)
 
     return transformation(init, update)
+
+
+def first_state(
+    key: Key, parameters: PyTree, multiplier: Scalar, noise: NoiseKind = "exact", bands: int = 1
+) -> NoiseState:
+    """Returns the state before the first step."""
+    dims, none = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters)), jnp.uint32(0)
+    least = rounded_down(multiplier)
+    return NoiseState(key, jnp.int32(0), least, none, dims, noise, bands, none)
 
 
 def noisy_average(
@@ -399,8 +405,7 @@ def adaptive_noise(
         >>> bool(state.clip_norm > 1)
         True
     """
-    total = _checks.positive("noise_multiplier", noise_multiplier)
-    _checks.host_only("noise_multiplier", total, "gaussian_noise")
+    total = _checks.concrete_positive("noise_multiplier", noise_multiplier, "gaussian_noise")
     size = _checks.positive("batch_size", batch_size)
     quantile = _checks.fraction("quantile", quantile)
     rate = _checks.positive("learning_rate", learning_rate)

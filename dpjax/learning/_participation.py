@@ -198,8 +198,7 @@ def participation_losses(
     steps = _checks.integer("steps", steps, least=1, most=_MOST_NUMBERS // groups)
     if strategy is not None and steps > strategy.steps:
         raise ValueError(f"steps must be at most the {strategy.steps} of the strategy, got {steps}")
-    multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-    _checks.host_only("noise_multiplier", multiplier, "a concrete number")
+    multiplier = _checks.concrete_positive("noise_multiplier", noise_multiplier)
     # Rounds the multiplier down at least as far as the state of the noise rounds it.
     narrow = np.float32(multiplier)
     if narrow > multiplier:

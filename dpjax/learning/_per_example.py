@@ -61,6 +61,8 @@ class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
+        program: the loss and the leaves of aux, with custom derivative rules; None if only the
+            traces of these rules are kept.
         places: the positions of the parameters among the leaves of all arguments.
         uses: the use of each parameter; None if its gradient is stored for each example.
         aux: the structure of aux, a PyTreeDef.
@@ -69,6 +71,7 @@ class TracedLoss(NamedTuple):
         explained: for each parameter, how its gradients are clipped.
     """
 
+    program: jex.ClosedJaxpr | None
     places: tuple[int, ...]
     uses: tuple[Use | None, ...]
     aux: object
@@ -95,7 +98,7 @@ class Derivatives(NamedTuple):
     formed: list[jax.Array]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class FixedLoss:
     """A traced loss of parameters and one example.
 
@@ -106,14 +109,8 @@ class FixedLoss:
         fingerprint: a fingerprint of the programs of the loss and of its gradients.
     """
 
-    traced: TracedLoss
+    traced: TracedLoss = dataclasses.field(compare=False)
     fingerprint: str
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FixedLoss) and self.fingerprint == other.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
 
     def __call__(self, *arguments: PyTree) -> jax.Array:
         """Evaluates the loss of one example."""
@@ -123,12 +120,14 @@ class FixedLoss:
 
 def fixed_loss(loss: Callable[..., PyTree], parameters: PyTree, example: PyTree) -> FixedLoss:
     """Traces the loss of one example; `example` may be given by its shapes."""
-    program, found = _traced(loss, (parameters,), example, argnums=0, has_aux=False)
+    found = traced(loss, (parameters,), example, argnums=0, has_aux=False)
     # A cached program must not contain the caller's arrays (see `_programs`): if the caller changes
     # a 64-bit array in place, JAX would still use the old numbers of the trace. Derivative rules
     # may close over such arrays, so they run only here, and only their traces are kept.
-    own, derivatives = with_own_arrays(program), with_own_arrays(found.derivatives)
-    found = found._replace(uses=_uses(own, found.places), derivatives=derivatives)
+    assert found.program is not None
+    own, derivatives = with_own_arrays(found.program), with_own_arrays(found.derivatives)
+    uses = _uses(own, found.places)
+    found = found._replace(program=None, uses=uses, derivatives=derivatives)
     return FixedLoss(found, digest(own, derivatives, configuration()))
 
 
@@ -151,21 +150,6 @@ def traced(
     """
     if isinstance(loss, FixedLoss):
         return loss.traced
-    return _traced(loss, given, example, argnums=argnums, has_aux=has_aux)[1]
-
-
-def _traced(
-    loss: Callable[..., PyTree],
-    given: Sequence[PyTree],
-    example: PyTree,
-    *,
-    argnums: int | tuple[int, ...],
-    has_aux: bool,
-) -> tuple[jex.ClosedJaxpr, TracedLoss]:
-    """Traces the loss and the leaves of aux.
-
-    Returns the program, which still contains custom derivative rules, and the traced loss.
-    """
 
     def pair(*arguments: PyTree) -> PyTree:
         try:
@@ -209,7 +193,7 @@ def _traced(
     _check_operations(derivatives)
     structures = jax.tree.structure(aux), jax.tree.structure(shapes)
     text = _explained(program, places, uses)
-    return program, TracedLoss(places, uses, structures[0], derivatives, structures[1], text)
+    return TracedLoss(program, places, uses, structures[0], derivatives, structures[1], text)
 
 
 def _uses(program: jex.ClosedJaxpr, places: Sequence[int]) -> tuple[Use | None, ...]:

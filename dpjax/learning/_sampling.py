@@ -279,18 +279,14 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
         True
     """
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
-    size = _checks.positive("batch_size", batch_size)
-    _checks.host_only("batch_size", size, "a concrete number")
+    size = _checks.concrete_positive("batch_size", batch_size)
     # Rates are multiples of 2^-32, because a record joins the batch if its random 32-bit word is
     # below a threshold.
     words = int(size / n * _WORD)
     if size > n or words == 0:
         raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
     rate = words / _WORD
-    if capacity is None:
-        capacity = least_capacity(n, rate, RARE)
-    capacity = _checks.integer("capacity", capacity, least=1, most=n)
-    return BatchSampling("poisson", n, rate, capacity)
+    return BatchSampling("poisson", n, rate, _capacity(capacity, n, rate))
 
 
 def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
@@ -367,8 +363,7 @@ def cyclic_sampling(
     """
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
     groups = _checks.integer("groups", groups, least=1, most=n)
-    size = _checks.positive("batch_size", batch_size)
-    _checks.host_only("batch_size", size, "a concrete number")
+    size = _checks.concrete_positive("batch_size", batch_size)
     largest = -(-n // groups)
     words = min(int(size * groups / n * _WORD), 2**32)
     if size > n / groups * (1 + 1e-12) or words == 0:
@@ -377,10 +372,7 @@ def cyclic_sampling(
             f" got {size:g}"
         )
     rate = words / _WORD
-    if capacity is None:
-        capacity = least_capacity(largest, rate, RARE)
-    capacity = _checks.integer("capacity", capacity, least=1, most=largest)
-    return BatchSampling("poisson", n, rate, capacity, groups)
+    return BatchSampling("poisson", n, rate, _capacity(capacity, largest, rate), groups)
 
 
 def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) -> BatchSampling:
@@ -422,10 +414,7 @@ def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) ->
     """
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
     bins = _checks.integer("bins", bins, least=2, most=_MOST_BINS)
-    if capacity is None:
-        capacity = least_capacity(n, 1 / bins, RARE)
-    capacity = _checks.integer("capacity", capacity, least=1, most=n)
-    return BatchSampling("bins", n, 1.0, capacity, bins)
+    return BatchSampling("bins", n, 1.0, _capacity(capacity, n, 1 / bins), bins)
 
 
 def min_separation_sampling(
@@ -476,8 +465,7 @@ def min_separation_sampling(
     """
     n = _checks.integer("n", n, least=2, most=2**31 - 1)
     separation = _checks.integer("separation", separation, least=2, most=min(n, _MOST_BINS))
-    size = _checks.positive("batch_size", batch_size)
-    _checks.host_only("batch_size", size, "a concrete number")
+    size = _checks.concrete_positive("batch_size", batch_size)
     words = int(min(size / max(n - (separation - 1) * size, size), 1.0) * _WORD)
     if size > n / separation * (1 + 1e-12) or words == 0:
         raise ValueError(
@@ -485,10 +473,15 @@ def min_separation_sampling(
             f" got {size:g}"
         )
     rate = words / _WORD
-    if capacity is None:
-        capacity = least_capacity(n, share_of_batches(rate, separation), RARE)
-    capacity = _checks.integer("capacity", capacity, least=1, most=n)
+    capacity = _capacity(capacity, n, share_of_batches(rate, separation))
     return BatchSampling("separated", n, rate, capacity, separation)
+
+
+def _capacity(capacity: int | None, n: int, share: float) -> int:
+    """Returns the number of slots of a batch that each of n records joins with this probability."""
+    if capacity is None:
+        capacity = least_capacity(n, share, RARE)
+    return _checks.integer("capacity", capacity, least=1, most=n)
 
 
 def _whole_step(step: Scalar) -> jax.Array:

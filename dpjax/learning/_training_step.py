@@ -77,7 +77,7 @@ class Numbers(NamedTuple):
     of_optimizer: list[np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class FixedUpdate:
     """The traced update of an optimizer, to which its numbers are passed as arguments.
 
@@ -90,17 +90,9 @@ class FixedUpdate:
         fingerprint: a fingerprint of the program.
     """
 
-    program: jex.ClosedJaxpr
-    outputs: Any
+    program: jex.ClosedJaxpr = dataclasses.field(compare=False)
+    outputs: Any = dataclasses.field(hash=False)
     fingerprint: str
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FixedUpdate) and (
-            (self.fingerprint, self.outputs) == (other.fingerprint, other.outputs)
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
 
     def __call__(
         self, numbers: list[np.ndarray], gradient: PyTree, state: PyTree, parameters: PyTree

@@ -9,9 +9,8 @@ processes. Second, a state looks like any other value, so programs copy it to ma
 import collections
 import dataclasses
 import itertools
-import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NoReturn, Self, TypeVar, dataclass_transform
 
 import jax
@@ -19,13 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.extend.core import get_opaque_trace_state
-from jax.tree_util import GetAttrKey
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import fingerprint_of_key
-from dpjax._core._pytree import down, static
-from dpjax._core._types import Key, PyTree
-from dpjax._exact._numerics import outward
+from dpjax._core._pytree import down, register_rounded, static
+from dpjax._core._types import Key
 from dpjax.random._keys import is_seeded
 from dpjax.release._transaction import tell_of_training
 
@@ -120,6 +117,12 @@ class TrainingState:
                 "the state an argument, the carry of the scan, or an operand of the cond"
             )
 
+    def refuse_if_moved(self) -> None:
+        """Raises an error for a state with arrays that is flattened in another trace."""
+        moved = vars(self)["_trace"] != get_opaque_trace_state()
+        if moved and any(isinstance(x, jax.Array) for x in jax.tree.leaves([*vars(self).values()])):
+            self.refuse_if_closed_over()
+
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         """Supports copies. A copy belongs to the trace in which it is unpickled."""
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
@@ -136,34 +139,7 @@ def training_state(cls: type[T]) -> type[T]:
     arrays. They may come from any trace.
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    fields = dataclasses.fields(made)  # pyright: ignore[reportArgumentType]
-    constants = [field.name for field in fields if "static" in field.metadata]
-    leaves = {field.name: "toward" in field.metadata for field in fields}
-    leaves = {name: rounded for name, rounded in leaves.items() if name not in constants}
-
-    def flatten(state: T) -> tuple[list[PyTree], tuple[object, ...]]:
-        known = vars(state)
-        moved = known["_trace"] != get_opaque_trace_state()
-        if moved and any(isinstance(x, jax.Array) for x in jax.tree.leaves([*known.values()])):
-            state.refuse_if_closed_over()
-        parts = [
-            outward(known[name], -math.inf) if rounded else known[name]
-            for name, rounded in leaves.items()
-        ]
-        return parts, tuple(known[name] for name in constants)
-
-    def flatten_with_keys(state: T) -> tuple[list[tuple[object, PyTree]], tuple[object, ...]]:
-        parts, others = flatten(state)
-        return list(zip(map(GetAttrKey, leaves), parts, strict=True)), others
-
-    def unflatten(others: tuple[object, ...], parts: Iterable[PyTree]) -> T:
-        state = object.__new__(made)
-        values = (*parts, *others, get_opaque_trace_state())
-        vars(state).update(zip((*leaves, *constants, "_trace"), values, strict=True))
-        return state
-
-    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    return made
+    return register_rounded(made, TrainingState.refuse_if_moved)
 
 
 def key_of_each_lane(key: Key) -> Key:

@@ -84,7 +84,7 @@ def weighted_majority(
         True
     """
     check_sampling_key(key)
-    matrix = loss_matrix("losses", losses)
+    matrix = check_loss_matrix("losses", _checks.real_arrays("losses", losses))
     steps, experts = matrix.shape
     rate = best_rate(steps, experts) if learning_rate is None else learning_rate
     rate = jnp.asarray(_checks.positive("learning_rate", rate), jnp.result_type(float))
@@ -133,13 +133,11 @@ def best_rate(steps: int, experts: int) -> float:
     return math.sqrt(math.log(experts) / steps)
 
 
-def loss_matrix(name: str, losses: PyTree) -> jax.Array:
-    """Checks that there are at least two experts, and that sums over all steps do not overflow."""
-    return check_loss_matrix(name, _checks.real_arrays(name, losses))
-
-
 def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
-    """Returns the losses. Raises an error if they do not have the shape of a loss matrix."""
+    """Returns the losses. Raises an error if they do not have the shape of a loss matrix.
+
+    There must be at least two experts, and sums over all steps must not overflow.
+    """
     if not jax.tree_util.all_leaves([losses]) or losses.ndim != 2:
         raise ValueError(
             f"{name} must be one array of shape (steps, experts), got {_checks.described(losses)}"
@@ -366,7 +364,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         return clamped_losses(_checks.real_arrays("value", value))
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        losses = loss_matrix("value", value)
+        losses = check_loss_matrix("value", _checks.real_arrays("value", value))
         scores = scan_steps(lambda _, cumulative: -cumulative, losses)
         return jnp.sum(jax.vmap(self.choice.log_prob)(jnp.asarray(output), scores))
 

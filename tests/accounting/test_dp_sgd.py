@@ -343,11 +343,10 @@ def test_an_advantage_alone_is_that_of_the_whole_risk(batches, relation):
 )
 def test_wider_intervals_hardly_raise_an_epsilon(batches, relation, monkeypatch):
     """Where the losses of a step vary, intervals are up to four times as wide."""
-    arguments = batches.kind, batches.rate, 1.5, 100
-    replaced = relation is REPLACE
-    wide = epsilons_by_losses(*arguments, replaced=replaced)(1e-6)
+    arguments = batches, 1.5, 100, relation is REPLACE
+    wide = epsilons_by_losses(*arguments)(1e-6)
     monkeypatch.setattr(_loss_distributions, "_LARGEST_INTERVAL", 1e-4)
-    narrow = epsilons_by_losses(*arguments, replaced=replaced)(1e-6)
+    narrow = epsilons_by_losses(*arguments)(1e-6)
     assert narrow < wide < narrow * (1 + 3e-5)
 
 
@@ -384,7 +383,7 @@ def test_neighbors_share_a_public_number_of_slots():
 def test_what_convolutions_lose_is_charged():
     """A million steps by FFT lose 4e-11 of a delta of 2e-12, and say that it is below 0."""
     z, steps, delta = 3000.0, 10**6, 2e-9
-    found = epsilons_by_losses("poisson", 1 - 2**-32, z, steps, replaced=False)(delta)
+    found = epsilons_by_losses(sampling(1 - 2**-32), z, steps, False)(delta)
     mu = math.sqrt(steps) / z
     missed = ndtr(mu / 2 - found / mu) - math.exp(found + log_ndtr(-mu / 2 - found / mu))
     assert missed < delta - 1e-9

@@ -17,6 +17,7 @@ from dpjax import learning
 from dpjax._files._chunk_files import read_chunks
 from dpjax.learning import _fit
 from dpjax.learning._epoch import scores
+from dpjax.learning._training_step import fixed_update
 from dpjax.targets._optax_training import optax_promotion
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -324,7 +325,7 @@ def test_a_number_anywhere_in_an_optimizer_makes_it_another(make):
         with optax_promotion():
             first = optimizer.init(parameters)
             state = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), first)
-        return _fit._of_optimizer(optimizer, parameters, state)
+        return _fit._of_optimizer(*fixed_update(optimizer, state, parameters), state)
 
     assert of(0.1) == of(0.1) != of(0.1 * (1 + 1e-6))
 
