@@ -42,6 +42,11 @@ def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
+def is_key(x: Any) -> bool:
+    """Whether an array, or a description of one, has a dtype of keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
 def order_like_integers(bits: jax.Array) -> jax.Array:
     """Maps the bits of floats, as signed integers, to integers that are ordered like the floats.
 

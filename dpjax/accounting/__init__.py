@@ -7,7 +7,8 @@ from dpjax.accounting._compose_events import compose_events
 from dpjax.accounting._composition import compose, group, post_process
 from dpjax.accounting._concentrated import zcdp_to_epsilon
 from dpjax.accounting._distribution_shift import under_distribution_shift
-from dpjax.accounting._dp_sgd import Sampling, dp_sgd, dp_sgd_noise_multiplier, dp_sgd_risk
+from dpjax.accounting._dp_sgd import Sampling, dp_sgd, dp_sgd_risk
+from dpjax.accounting._least_noise import dp_sgd_noise_multiplier
 from dpjax.accounting._ledger import LedgerReport
 from dpjax.accounting._monte_carlo import SimulatedLosses, monte_carlo
 from dpjax.accounting._parallel import Part, Parts, parallel

@@ -5,9 +5,17 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation
+from dpjax.accounting._compose_events import AccountingMethod
+from dpjax.accounting._dp_sgd import Columns, DpSgdRun, Sampling
 from dpjax.accounting._loss_distributions import NoEpsilonError
 
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e9
+_OUTWARD = 1 + 1e-9
+# A search must return a noise multiplier whose epsilon is at least this fraction of the requested
+# epsilon.
+_MET = 0.99
 # A search begins with loss intervals that are wider by the first number, until the logarithm of the
 # noise multiplier is known up to the second number. The next search starts where it ended.
 _COARSE = ((32.0, 0.05), (8.0, 2e-3))
@@ -15,6 +23,111 @@ _WITHIN = 1e-3
 # Above this, a slope may come from wide intervals. A step that assumes a steeper slope would be
 # short, or, from 5 on, would not come nearer to the root.
 _STEEPEST = 3.0
+
+
+def dp_sgd_noise_multiplier(
+    sampling: Sampling,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    steps: int,
+    dims: int,
+    strategy: Columns | None = None,
+    relation: NeighboringRelation | None = None,
+    method: AccountingMethod = "pld",
+) -> float:
+    """The least noise multiplier for which a run of DP-SGD is (epsilon, delta)-DP.
+
+    Instead of epsilon and delta, you may bound the advantage of any membership attack: its true
+    positive rate minus its false positive rate.
+
+    Args:
+        sampling: how batches are drawn.
+        epsilon: the epsilon of the guarantee, finite, above 0.
+        delta: the delta of the guarantee, in (0, 1).
+        advantage: instead of epsilon and delta, the advantage of `dp_sgd_risk`, in (0, 1).
+        steps: the number of steps.
+        dims: how many numbers get noise in a step.
+        strategy: the strategy of correlated noise, as for `dp_sgd`.
+        relation: which databases are neighbors, as for `dp_sgd`.
+        method: as for `dp_sgd`.
+
+    Returns:
+        A noise multiplier of at least .01, which is at most .1% above the least one.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range, or no noise gives the guarantee; if batches that
+            exceed their capacity need more than a tenth of delta at this epsilon (then the message
+            says which capacity is large enough); or if "renyi" has no noise multiplier near this
+            epsilon.
+
+    Formal guarantees:
+        With the returned noise multiplier, `dp_sgd` returns at most this epsilon. The function
+        checks this at the end.
+
+    Source:
+        See `dp_sgd`.
+
+    Example:
+        >>> import dpjax
+        >>> sampling = dpjax.learning.poisson_sampling(1000, batch_size=50)
+        >>> z = dpjax.accounting.dp_sgd_noise_multiplier(
+        ...     sampling, epsilon=2.0, delta=1e-5, steps=100, dims=10, method="renyi"
+        ... )
+        >>> round(z, 2)
+        1.44
+    """
+    if advantage is not None:
+        if epsilon is not None or delta is not None or method != "pld":
+            raise ValueError(
+                'advantage must be given alone, with method="pld", got'
+                f" epsilon={epsilon}, delta={delta}, method={method!r}"
+            )
+        run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld", strategy=strategy).checked()
+        return _noise_for_advantage(run, advantage)
+    if epsilon is None or delta is None:
+        raise ValueError(
+            f"epsilon and delta must be given, or advantage, got epsilon={epsilon}, delta={delta}"
+        )
+    run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
+    target = _checks.concrete_positive("epsilon", epsilon)
+    if 2 * run.loss < target:
+        run.check_within_reach(target)
+    # With the largest noise multiplier, only noise tables and batches that exceed their capacity
+    # cost epsilon.
+    if run.epsilon(MOST_NOISE) > target:
+        other = "" if method == "pld" else ', or method="pld"'
+        raise NoEpsilonError(
+            f"no noise multiplier up to {MOST_NOISE:g} reaches epsilon={target:g} in {steps} steps"
+            f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta{other}"
+        )
+    if method == "renyi":
+        z = least_noise_at_once(run.epsilon, target)
+        # If the best order is the largest of the orders that are tried, epsilon jumps as a function
+        # of the noise multiplier.
+        reached = run.epsilon(z)
+        if reached < _MET * target and z > LEAST_NOISE * _OUTWARD:
+            raise NoEpsilonError(
+                f'method="renyi" has no noise multiplier near epsilon={target:g} at'
+                f" delta={run.delta:g}: {z:.4g} gives an epsilon of {reached:.3g}, and less noise"
+                f' gives more than {target:g}; use method="pld"'
+            )
+        return z
+    return least_noise(run.epsilon, target)
+
+
+def _noise_for_advantage(run: DpSgdRun, advantage: float) -> float:
+    target = _checks.fraction("advantage", advantage)
+    _checks.host_only("advantage", target, "a concrete number")
+    if run.advantage(MOST_NOISE) > target:
+        raise NoEpsilonError(
+            f"no noise multiplier up to {MOST_NOISE:g} reaches advantage={target:g} in {run.steps}"
+            " steps: take fewer steps, a larger advantage, or batches with a larger capacity"
+        )
+    return least_noise(run.advantage, target)
 
 
 class _Point(NamedTuple):

@@ -104,16 +104,11 @@ def _transform(x: jax.Array) -> jax.Array:
     n = x.shape[-1]
     size = min(n, _RADIX)
     rows = x.reshape(*x.shape[:-1], n // size, size)
-    rows = jnp.matmul(rows, _signs(size, x.dtype), precision=jax.lax.Precision.HIGHEST)
+    signs = jnp.asarray(scipy.linalg.hadamard(size), x.dtype)
+    rows = jnp.matmul(rows, signs, precision=jax.lax.Precision.HIGHEST)
     if n > size:
         rows = jnp.swapaxes(_transform(jnp.swapaxes(rows, -1, -2)), -1, -2)
     return rows.reshape(x.shape)
-
-
-def _signs(size: int, dtype: jax.typing.DTypeLike) -> jax.Array:
-    index = jnp.arange(size, dtype=jnp.uint32)
-    odd = jax.lax.population_count(index[:, None] & index[None, :]) & jnp.uint32(1)
-    return 1 - 2 * odd.astype(dtype)
 
 
 def recovered_fraction(key: Key, c: ArrayLike, *, n: int) -> jax.Array:

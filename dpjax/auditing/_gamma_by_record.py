@@ -60,7 +60,7 @@ class RecordGammas:
 
     @property
     def estimates(self) -> np.ndarray:
-        """For each record, the fraction of pairs that may be uncovered."""
+        """For each record, the fraction of pairs that may be farther apart than the sensitivity."""
         return self.uncovered / self.pairs
 
     @property

@@ -194,8 +194,8 @@ _LARGEST_NORMAL = 6.0
 _UNIT, _RARE = 2.0**30, 40.0
 # With K options, the error of a log probability p is at most _LOGIT_ERROR (2 + |p| + K / _OPTIONS).
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
-# The bound above is valid only if the largest logit is at least this number. For a smaller logit,
-# weights and gaps nearly cancel.
+# The bound with `_LOGIT_ERROR` is valid only if the largest logit is at least this number. If all
+# logits are smaller, rounding errors are large relative to the differences that are computed.
 _LEAST_LOGIT = -16.0
 # A bound on the error of a shift, both relative and absolute.
 _SHIFT_ERROR = 2.0**-10

@@ -150,9 +150,9 @@ def correlated_noise(
         del params
         if state.strategy != strategy:
             raise ValueError(
-                "state must belong to the strategy of this noise, got a state of another "
-                f"strategy, {state}: with entries of two strategies, the noise would not cover a "
-                "record. Make the state by init of this noise"
+                "state must be made by init of this noise, got a state of another strategy, "
+                f"{state}: if steps used two strategies, the noise would be too small to hide a "
+                "record"
             )
         # The multiplier is rounded up, because the compiled program computes in float32.
         above = outward(multiplier, math.inf)

@@ -29,11 +29,11 @@ from dpjax._version import __version__
 from dpjax.accounting._dp_sgd import (
     DpSgdRun,
     dp_sgd,
-    dp_sgd_noise_multiplier,
     dp_sgd_risk,
     least_capacity,
     rare_enough,
 )
+from dpjax.accounting._least_noise import dp_sgd_noise_multiplier
 from dpjax.accounting._ledger import Ledger
 from dpjax.accounting._monte_carlo import SimulatedLosses
 from dpjax.accounting._risk import risk

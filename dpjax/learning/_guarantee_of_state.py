@@ -182,8 +182,8 @@ def _check_covered(
     if isinstance(state, CorrelatedNoiseState):
         strategy, fineness = state.strategy, state.fineness
     asked = {
-        # Losses are simulated only for samplings with one key. If the index of a slot determines
-        # its group, groups are public, so they do not amplify privacy.
+        # Losses may be simulated only if the batches of a record are secret, as in samplings with
+        # one key. In cyclic sampling, the index of a slot shows its group.
         "sampling": (
             losses.sampling == sampling and sampling.one_key,
             losses.sampling,

@@ -141,7 +141,10 @@ class Strategy(abc.ABC):
         return _overlap(self, groups, steps)
 
     def moved_rows(self, first: int, *, groups: int, steps: int) -> np.ndarray:
-        """By how many norm bounds a record in steps `first` modulo `groups` changes each row."""
+        """How much a record changes each row, at most, in multiples of the norm bound.
+
+        The record joins the batches of the steps `first`, `first` + `groups`, and so on.
+        """
         moved = np.zeros(steps)
         for step in range(first, steps, groups):
             lags = np.arange(min(self.bands, steps - step))

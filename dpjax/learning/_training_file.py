@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._types import PyTree
+from dpjax._exact._numerics import is_key
 from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, alone, check_folder
 
@@ -73,16 +74,12 @@ class TrainingFile:
             self._path.unlink()
 
 
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def words(leaf: jax.Array) -> jax.Array:
     """Returns the key data of a key, or any other array unchanged."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def _restored(array: np.ndarray, leaf: jax.Array) -> jax.Array:
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return jnp.asarray(array)

@@ -35,7 +35,11 @@ _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Trainings:
-    """Counts the trainings of one optimizer. Refuses calls of `init` that may run several times."""
+    """Numbers the trainings of one optimizer, so that each has its own key.
+
+    Each call of the optimizer's `init` starts a training. `init` must not be called inside `jit`,
+    `vmap` or `scan`, which may run one call several times with the same number.
+    """
 
     def __init__(self, key: Key | None = None) -> None:
         """Records the process and the trace in which the optimizer was created."""

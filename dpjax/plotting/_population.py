@@ -8,8 +8,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above, with_unit
 from dpjax.population._confidence_set import ConfidenceSet
-from dpjax.population._draws import Draws
-from dpjax.population._posterior import Posterior
+from dpjax.population._posterior import Draws, Posterior
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

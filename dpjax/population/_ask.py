@@ -10,11 +10,9 @@ from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax.population._bank import simulation_bank
-from dpjax.population._draws import Draws
 from dpjax.population._latents import Latents
 from dpjax.population._laws import OneOrSeveral
-from dpjax.population._model import Model, NumberOfRecords
-from dpjax.population._posterior import Posterior
+from dpjax.population._posterior import Draws, Posterior
 from dpjax.population._tempered import (
     ISLANDS,
     effective_size,
@@ -22,7 +20,7 @@ from dpjax.population._tempered import (
     tempered,
     weights_of,
 )
-from dpjax.population._world import World
+from dpjax.population._world import Model, NumberOfRecords, World
 from dpjax.random._keys import sampling_key
 
 _LEAST_TEMPERED = 16 * ISLANDS

@@ -18,11 +18,9 @@ from dpjax._core._values import Release
 from dpjax._running._devices import compilation, devices_of, outside_any_mesh
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
-from dpjax.population._draws import Draws
 from dpjax.population._laws import OneOrSeveral
-from dpjax.population._model import Model, NumberOfRecords
-from dpjax.population._posterior import Posterior
-from dpjax.population._world import World
+from dpjax.population._posterior import Draws, Posterior
+from dpjax.population._world import Model, NumberOfRecords, World
 from dpjax.random._keys import sampling_key
 from dpjax.sweeps._axes import fingerprint_of_cell, outputs_of, words_of_cells
 from dpjax.sweeps._parts import Cut, Part

@@ -15,8 +15,8 @@ from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax.population._laws import Law, Releases, check_distinct, fits
-from dpjax.population._model import Model, NumberOfRecords, Population
 from dpjax.population._search import MOST_DIMS, Search, margins, p_value
+from dpjax.population._world import Model, NumberOfRecords, Population
 from dpjax.random._keys import check_key, sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
 
@@ -69,10 +69,10 @@ class Simulation:
 
     @functools.cached_property
     def evaluate(self) -> Any:
-        """Returns a function that computes p-values and margins of an array of parameters.
+        """Returns a compiled function that computes the p-values and margins of many parameters.
 
-        One argument is a number of blocks: the function computes only that many blocks of the
-        array, from the first.
+        The parameters are an array of shape (blocks, parameters in a block, numbers). The function
+        computes as many blocks as its last argument says, and returns 0 for the other blocks.
         """
 
         def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.scipy.special import ndtr
 
 from dpjax._core._types import Key, PyTree
+from dpjax._exact._numerics import is_float, is_key
 from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts, run
 
 _PLUMBING = frozenset(("random_fold_in", "random_split", "random_unwrap", "random_wrap"))
@@ -148,7 +149,7 @@ class Latents:
         for other in others:
             two = jax.tree.leaves(program(other))
             same = [
-                np.array_equal(a, b, equal_nan=_is_float(a)) for a, b in zip(one, two, strict=True)
+                np.array_equal(a, b, equal_nan=is_float(a)) for a, b in zip(one, two, strict=True)
             ]
             if not all(same):
                 raise ValueError(
@@ -188,7 +189,9 @@ class _Walk:
         if name in _PLUMBING or _moves_keys(equation):
             return bind(equation, equation.params, operands)
         if any(_is_key(x) for x in equation.invars):  # This is a loop, or a draw by rejection.
-            operands = [self._fresh(x) if _is_key_array(x) else x for x in operands]
+            operands = [
+                self._fresh(x) if isinstance(x, jax.Array) and is_key(x) else x for x in operands
+            ]
         return bind(equation, equation.params, operands)
 
     def _drawn(self, law: Any, like: Any, keys: Any, needed: int = 0) -> jax.Array:
@@ -254,12 +257,4 @@ def _moves_keys(equation: Equation) -> bool:
 
 
 def _is_key(variable: Any) -> bool:
-    return jnp.issubdtype(aval(variable).dtype, jax.dtypes.prng_key)
-
-
-def _is_key_array(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _is_float(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+    return is_key(aval(variable))

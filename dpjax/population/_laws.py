@@ -19,6 +19,7 @@ from dpjax._core._open_ledgers import simulating
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Inside, Release
+from dpjax._exact._numerics import is_key
 from dpjax.random._keys import sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
 
@@ -258,7 +259,7 @@ def _example(database: Callable[..., Database], given: Sequence[PyTree]) -> Data
     def made() -> Database:
         numbers = (
             jax.tree.map(
-                lambda x: sampling_key(seeded_key(1)) if _is_key(x) else jnp.ones(x.shape, x.dtype),
+                lambda x: sampling_key(seeded_key(1)) if is_key(x) else jnp.ones(x.shape, x.dtype),
                 one,
             )
             for one in given
@@ -266,10 +267,6 @@ def _example(database: Callable[..., Database], given: Sequence[PyTree]) -> Data
         return database(*numbers)
 
     return jax.jit(made)()
-
-
-def _is_key(spec: jax.ShapeDtypeStruct) -> bool:
-    return jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
 
 
 def _drawn(plan: Inside, key: Key, value: Value) -> Value:

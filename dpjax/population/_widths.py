@@ -10,9 +10,8 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
 from dpjax.population._bank import SimulationBank, simulation_bank
-from dpjax.population._model import Model
 from dpjax.population._posterior import LEAST_SIZE
-from dpjax.population._world import World
+from dpjax.population._world import Model, World
 from dpjax.random._keys import check_key, sampling_key
 from dpjax.release._privatize import PrivateFunction
 
@@ -140,10 +139,11 @@ def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
     """
     least = float(cell["effective_size"].min())
     if least < LEAST_SIZE:
-        needed = f", at least about {draws * 2 * LEAST_SIZE / least:.1g}" if least > 0 else ""
+        needed = f", such as {draws * 2 * LEAST_SIZE / least:.1g}" if least > 0 else ""
         raise ValueError(
-            f"draws must be more{needed}, got {draws:,}: at n={n} and epsilon={epsilon:g} a"
-            f" posterior has the effective size {least:.1f}, and {LEAST_SIZE} are needed"
+            f"draws={draws:,} is too small: at n={n} and epsilon={epsilon:g}, a posterior has an"
+            f" effective size of {least:.1f}, which must be at least {LEAST_SIZE}. Take more"
+            f" draws{needed}"
         )
 
 

@@ -17,7 +17,6 @@ from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import Numbers, Texts, check_usable, fingerprints, in_64_bits
 from dpjax._core._frames import columns
 from dpjax._core._guarantee import RECORD
-from dpjax._core._records import Summed
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact import _limbs
@@ -100,15 +99,19 @@ class Groups:
         return records if callable(self.column) else _without(records, self.column)
 
 
+def exact_numbers(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
+    """Returns the numbers of a column in 64 bits, and which of them are not missing in a table."""
+    if isinstance(column, Numbers):
+        return column.exact()
+    return column, jnp.ones(column.shape, bool)
+
+
 def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
     """Converts numbers to int64 keys, and returns which are valid keys.
 
     Call this with x64 enabled.
     """
-    if isinstance(column, Numbers):
-        numbers, known = column.exact()
-    else:
-        numbers, known = column, jnp.ones(column.shape, bool)
+    numbers, known = exact_numbers(column)
     if jnp.issubdtype(numbers.dtype, jnp.floating):
         largest, numbers = largest_whole(numbers.dtype), comparable(numbers)
         known &= (jnp.abs(numbers) < largest) & (numbers == jnp.floor(numbers))
@@ -321,8 +324,6 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
     groups: Groups
 
     norms = (_BY_GROUP,)
-    relations = tuple(NeighboringRelation)
-    reads = "numbers"
 
     @property
     def keys(self) -> tuple[int, ...] | tuple[str, ...]:
@@ -333,13 +334,6 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
     def named_groups(self) -> tuple[tuple[str, int], ...]:
         """The column with the number of its keys, if the column has a name."""
         return self.groups.named
-
-    def __call__(self, database: Database) -> jax.Array:
-        """Scores of shape (groups, quantiles, candidates)."""
-        if isinstance(database, Summed):
-            return self.finish(database.totals)
-        records, present = present_records(database)
-        return self.finish(self.partial(records, present))
 
     def check_size(self, n: int) -> None:
         """Refuses a number of slots for which scores would not fit into JAX's integers."""

@@ -28,6 +28,7 @@ from dpjax.queries._groups import (
     GroupedIntegers,
     GroupedQuery,
     GroupedScores,
+    exact_numbers,
     groups_of,
     integers_by_group,
 )
@@ -105,10 +106,7 @@ class View:
 def exact_totals(numbers: jax.Array | Numbers, kept: jax.Array, cells: Cells, rows: int) -> Numbers:
     """Sums the numbers of each person and cell in 64 bits. Missing numbers do not contribute."""
     with jax.enable_x64(True):
-        if isinstance(numbers, Numbers):
-            held, known = numbers.exact()
-        else:
-            held, known = numbers, jnp.ones(numbers.shape, bool)
+        held, known = exact_numbers(numbers)
         if jnp.issubdtype(held.dtype, jnp.floating):
             known &= ~jnp.isnan(held)
             # Infinite numbers are clipped before the sum, because infinities of both signs would

@@ -14,7 +14,6 @@ from jax.typing import ArrayLike, DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, KnowsAccuracy, intervals_of
 from dpjax._core._columns import Numbers, as_arrays, check_numbers, comparing, in_64_bits
-from dpjax._core._records import Summed
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact import _limbs
@@ -45,14 +44,6 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     grid: np.ndarray
 
     norms = ("linf",)
-    relations = tuple(NeighboringRelation)
-    reads = "numbers"
-
-    def __call__(self, database: Database) -> jax.Array:
-        """Scores of shape (quantiles, candidates) on n numbers, or a `PaddedRecords` of them."""
-        if isinstance(database, Summed):
-            return self.finish(database.totals)
-        return self.finish(self.partial(*present_records(database)))
 
     def partial(self, records: jax.Array | Numbers, present: jax.Array) -> Totals:
         """Exact totals of some of the records. Totals of disjoint parts may be `added`.

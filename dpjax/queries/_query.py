@@ -74,17 +74,14 @@ class IntegerQuery(OfParts, KnownSensitivity):
     one_way: bool = False
 
     norms = (*KnownSensitivity.norms, _RANGE)
-    relations = tuple(NeighboringRelation)
-    reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
         """Returns the integers of the query for a database."""
-        if isinstance(database, Summed):
-            return self.finish(database.totals)
         # A predicate may use variables whose values have changed since `jit` traced it. So releases
         # do not use the cache of `jit`.
-        of_present = self.of_present if _checks.is_staging() else compiled(self.of_present)
-        return of_present(*present_records(database))
+        if isinstance(database, Summed) or _checks.is_staging():
+            return super().__call__(database)
+        return compiled(self.of_present)(*present_records(database))
 
     def of_present(self, records: Database, present: jax.Array) -> jax.Array:
         """Returns the integers of the query for the records that are present."""
@@ -122,11 +119,6 @@ class IntegerQuery(OfParts, KnownSensitivity):
         added = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         return reach("linf", relation) * (1 if added and self.one_way else 2)
 
-    def estimate(self, value: jax.Array | np.ndarray) -> np.ndarray:
-        """Converts integers to float64 numbers; NaN if a traced parameter was invalid."""
-        value = np.asarray(value)
-        return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
-
     def error(
         self,
         mechanism: CoordinatewiseMechanism,
@@ -134,7 +126,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         confidence: float = 0.95,
         simultaneous: bool = True,
     ) -> float:
-        """Returns a bound on the distance of an `estimate` from the true value."""
+        """Returns a bound on the distance of a release from the true value, in units of records."""
         confidence = _checks.fraction("confidence", confidence)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
         error = mechanism.error(confidence=confidence, like=value, simultaneous=simultaneous)
@@ -280,11 +272,10 @@ class Query(KnownSensitivity, KnowsAccuracy):
             TypeError: if the confidence is not a number.
             ValueError: if the confidence is out of range.
         """
+        noise = self._on_integers(mechanism) if self._is_rounded else mechanism
+        off = self._integers.error(noise, confidence=confidence, simultaneous=simultaneous)
         if not self._is_rounded:
-            return self._integers.error(mechanism, confidence=confidence, simultaneous=simultaneous)
-        off = self._integers.error(
-            self._on_integers(mechanism), confidence=confidence, simultaneous=simultaneous
-        )
+            return off
         # The second term covers the rounding of the release to a float.
         half = float(jnp.finfo(jnp.result_type(float)).eps) / 2
         return off + half * (self._integers.largest + off)

@@ -16,6 +16,7 @@ from jax import lax
 
 from dpjax._core._records import PaddedRecords, Parts, Summed, Unsummed
 from dpjax._core._types import Database
+from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax.queries._padded_records import present_records
@@ -213,7 +214,16 @@ class OfParts:
         bits of the value on all records at once, and its sensitivity.
     """
 
+    relations = tuple(NeighboringRelation)
+    reads = "numbers"
     partial: Callable[..., Totals]
+    finish: Callable[[Totals], Any]
+
+    def __call__(self, database: Database) -> Any:
+        """The value on a database, from the totals of its records or of its parts."""
+        if isinstance(database, Summed):
+            return self.finish(database.totals)
+        return self.finish(self.partial(*present_records(database)))
 
     def check_size(self, n: int) -> None:
         """Raises an error if n is more records than the query can count."""

@@ -20,7 +20,7 @@ from dpjax._core._records import PaddedRecords, exact_records
 from dpjax._core._types import Database
 from dpjax.queries._groups import _columns as columns_of
 from dpjax.queries._groups import _keys_of as keys_of
-from dpjax.queries._groups import integer_keys
+from dpjax.queries._groups import exact_numbers, integer_keys
 from dpjax.targets._clamping import comparable
 
 _MOST_ROWS = 2**20
@@ -109,7 +109,7 @@ class Cells:
         """
         n = kept.size
         at = jnp.arange(n, dtype=jnp.int32)
-        starts, _, order = _sorted((~kept, *self.codes), self.order)
+        starts, order = _sorted((~kept, *self.codes), self.order)
         start = lax.cummax(jnp.where(starts, at, 0))
         in_order = jnp.where(kept, numbers, 0)[order]
 
@@ -137,7 +137,7 @@ def codes_of_words(words: ArrayLike) -> jax.Array:
 
 
 def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:
-    starts, _, order = _sorted(keys, ())
+    starts, order = _sorted(keys, ())
     numbers = jnp.cumsum(starts, dtype=jnp.int32)
     return jnp.zeros_like(numbers).at[order].set(numbers)
 
@@ -145,10 +145,7 @@ def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:
 def _increasing(column: jax.Array | Numbers) -> jax.Array:
     """Returns integer codes that sort like the numbers of a column. Missing numbers sort last."""
     with jax.enable_x64(True):
-        if isinstance(column, Numbers):
-            numbers, known = column.exact()
-        else:
-            numbers, known = column, jnp.ones(column.shape, bool)
+        numbers, known = exact_numbers(column)
         if jnp.issubdtype(numbers.dtype, jnp.floating):
             numbers = comparable(numbers)
             known &= ~jnp.isnan(numbers)
@@ -158,11 +155,10 @@ def _increasing(column: jax.Array | Numbers) -> jax.Array:
 
 def _sorted(
     keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]
-) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
+) -> tuple[jax.Array, jax.Array]:
     """Sorts rows by keys, order and index.
 
-    Returns whether each sorted row is the first with its keys, the sorted keys, and the indices of
-    the sorted rows.
+    Returns whether each sorted row is the first with its keys, and the indices of the sorted rows.
     """
     n = keys[0].size
     at = jnp.arange(n, dtype=jnp.int32)
@@ -170,12 +166,12 @@ def _sorted(
     starts = at == 0
     for key in found[: len(keys)]:
         starts |= jnp.concatenate([jnp.ones(1, bool), key[1:] != key[:-1]])
-    return starts, tuple(found[: len(keys)]), rows
+    return starts, rows
 
 
 def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Array:
     """Returns the rank of each row among the rows with equal keys."""
-    starts, _, rows = _sorted(keys, order)
+    starts, rows = _sorted(keys, order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     return jnp.zeros_like(at).at[rows].set(at - lax.cummax(jnp.where(starts, at, 0)))
 
@@ -184,7 +180,7 @@ def _number_of_group(
     ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
 ) -> jax.Array:
     """Returns, for each present row, how many groups of its person begin before the row's group."""
-    starts, _, rows = _sorted((~present, ids, codes), order)
+    starts, rows = _sorted((~present, ids, codes), order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present
     number = _ranks((~opens, ids), order)

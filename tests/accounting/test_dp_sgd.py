@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 import dpjax
 from dpjax import accounting, learning
-from dpjax.accounting import _dp_sgd, _loss_distributions
+from dpjax.accounting import _dp_sgd, _least_noise, _loss_distributions
 from dpjax.accounting._least_noise import least_noise
 from dpjax.accounting._loss_distributions import epsilons_by_losses
 from dpjax.accounting._renyi_divergences import _LEAST_INTEGRATED, _renyi_of_replacing
@@ -228,8 +228,8 @@ def test_an_epsilon_that_no_noise_gives_is_refused_before_anything_is_searched(
     What else reaches it: batches above their capacity, tables of the noise, deltas below what
     convolutions lose, and runs that are too long for any noise. Each is told what helps.
     """
-    monkeypatch.setattr(_dp_sgd, "least_noise", not_reached)
-    monkeypatch.setattr(_dp_sgd, "least_noise_at_once", not_reached)
+    monkeypatch.setattr(_least_noise, "least_noise", not_reached)
+    monkeypatch.setattr(_least_noise, "least_noise_at_once", not_reached)
     with pytest.raises(ValueError, match=f"use capacity{message}|{message}"):
         accounting.dp_sgd_noise_multiplier(batches, **{**RUN, **change})
 

@@ -11,8 +11,7 @@ from dpjax import plotting
 from dpjax._core._pytree import made
 from dpjax._core._values import Release
 from dpjax.population._confidence_set import ConfidenceSet
-from dpjax.population._draws import Draws
-from dpjax.population._posterior import Posterior
+from dpjax.population._posterior import Draws, Posterior
 from dpjax.population._search import Search
 
 matplotlib = pytest.importorskip("matplotlib")

@@ -124,7 +124,7 @@ def test_a_record_at_the_edge_of_a_ball_is_within_the_error():
     query = second_moments_query(lambda x: x, dims=2, capacity=n)
     off = np.max(
         np.abs(
-            query.estimate(query(edge))
+            query.unit * np.asarray(query(edge))
             - n
             * np.array([1, 0.5, 0.5])[[0, 1, 1, 1, 1, 1]]
             * np.array([1, 2**0.5, 2**0.5, 1, 1, 1])
