@@ -13,23 +13,22 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._accuracy import Accuracy
 from dpjax._core._columns import Numbers, Texts, check_usable, fingerprints, in_64_bits
 from dpjax._core._frames import columns
 from dpjax._core._guarantee import RECORD
 from dpjax._core._types import Database, PyTree, Value
-from dpjax._core._values import Inside, Mechanism, NeighboringRelation
+from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._numerics import bisected
 from dpjax.mechanisms._selection import sum_of_group_maxima
-from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._counts import largest_whole, of_each_record
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
-from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
+from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import IntegerQuery, Query, Reach
-from dpjax.queries._totals import Addend, OfParts, Totals, in_groups, of_each_group
+from dpjax.queries._totals import Addend, Totals, in_groups, of_each_group
 from dpjax.targets._clamping import comparable
-from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm, norm_up
+from dpjax.targets._known_sensitivity import VectorNorm, norm_up
 
 Column: TypeAlias = str | int | Callable[[PyTree], Any]
 """A column of the records by its name or index, or a function of one record."""
@@ -309,18 +308,18 @@ class GroupedIntegers(IntegerQuery):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
-    """Scores of quantiles for every group at once; made by `by`.
+class GroupedScores(QuantileScores):
+    """Scores of quantiles for every group at once, shape (groups, quantiles, candidates).
+
+    Made by `by`.
 
     Attributes:
-        scores: the scores of one group.
         groups: the groups.
 
     Formal guarantees:
         The guarantees of `by`.
     """
 
-    scores: QuantileScores
     groups: Groups
 
     norms = (_BY_GROUP,)
@@ -335,50 +334,33 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
         """The column with the number of its keys, if the column has a name."""
         return self.groups.named
 
-    def check_size(self, n: int) -> None:
-        """Refuses a number of slots for which scores would not fit into JAX's integers."""
-        self.scores.check_size(n)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of groups, of quantiles, and of candidates."""
+        return len(self.keys), *super().shape
 
     def partial(self, records: Database, present: jax.Array) -> Totals:
         """Like `QuantileScores.partial`, for each group."""
         group = self.groups.of_records(records, present)
-        return self.scores.partial_of(self.groups.inside(records), group, len(self.keys))
+        return self.partial_of(self.groups.inside(records), group, len(self.keys))
 
     def finish(self, totals: Totals) -> jax.Array:
         """The scores of each group, from the totals of all parts of the records."""
-        return jax.vmap(self.scores.finish)(of_each_group(totals, len(self.keys)))
+        return jax.vmap(super().finish)(of_each_group(totals, len(self.keys)))
 
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        reach = functools.partial(self.scores._bound, n=n, dtype=dtype)  # pyright: ignore
+        reach = functools.partial(super()._bound, n=n, dtype=dtype)
         return reach_by_group(reach, len(self.keys))(norm, relation)
 
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        # The sizes of groups are private, so the number of records is not used.
-        del relation, database
-        return accuracy_of_quantiles(self.scores, noise, value, None)
-
-    def _inside(self, mechanism: Mechanism) -> Inside:
-        return dataclasses.replace(self.scores._inside(mechanism), target=self)
-
-    def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
-        """A bound on the rank errors in all groups, relative to the best candidates.
-
-        Args:
-            mechanism: made by `select_each`.
-            confidence: the probability that the bound is correct for all groups, in (0, 1).
-
-        Returns:
-            A number of ranks, like `QuantileScores.error`.
-
-        Raises:
-            TypeError: if the confidence is not a number.
-            ValueError: if the confidence is out of range.
-        """
-        return self.scores._error(mechanism, confidence, len(self.keys))  # pyright: ignore
+        # The sizes of groups are private under every relation.
+        del relation
+        private = NeighboringRelation.ADD_OR_REMOVE_ONE
+        return super()._accuracy_of(noise, private, value, database)
 
 
 @overload
@@ -460,8 +442,8 @@ def by(
     """
     which = groups(column, keys, of)
     _check_of_rows(query)
-    if isinstance(query, QuantileScores):
-        return GroupedScores(scores=query, groups=which)
+    if type(query) is QuantileScores:
+        return GroupedScores(**vars(query), groups=which)
     if not isinstance(query, Query):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             "query must be a Query, such as a count, a sum or a histogram, or scores of quantiles,"

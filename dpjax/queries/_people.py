@@ -155,7 +155,7 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
         The guarantees of `by_person`.
     """
 
-    scores: QuantileScores | GroupedScores
+    scores: QuantileScores
     view: View
     reach: Reach
     norms: tuple[Any, ...]
@@ -202,7 +202,7 @@ def by_person(
 
 @overload
 def by_person(
-    query: QuantileScores | GroupedScores,
+    query: QuantileScores,
     *,
     person: Name,
     rows: int,
@@ -214,7 +214,7 @@ def by_person(
 
 
 def by_person(
-    query: Query | QuantileScores | GroupedScores,
+    query: Query | QuantileScores,
     *,
     person: Name,
     rows: int,
@@ -282,7 +282,7 @@ def by_person(
         >>> int(people(visits))
         2
     """
-    if not isinstance(query, (Query, QuantileScores, GroupedScores)):
+    if not isinstance(query, (Query, QuantileScores)):
         raise TypeError(
             "query must be a Query or scores of quantiles that are not already by person, got "
             f"{_checks.shown(query)}"

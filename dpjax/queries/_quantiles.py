@@ -45,6 +45,11 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
 
     norms = ("linf",)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the scores: the numbers of quantiles and of candidates."""
+        return len(self.numerators), self.grid.size
+
     def partial(self, records: jax.Array | Numbers, present: jax.Array) -> Totals:
         """Exact totals of some of the records. Totals of disjoint parts may be `added`.
 
@@ -114,10 +119,20 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
+        if noise.kind != "selections":
+            return noise
         n = None
         if relation is NeighboringRelation.REPLACE_ONE:
             n = jnp.sum(present_records(database)[1], dtype=jnp.int32)
-        return accuracy_of_quantiles(self, noise, value, n)
+        if _checks.is_traced(value):
+            found = self._numbers(value)
+        else:  # On the host, the grid is float64 even if x64 is disabled.
+            indices = np.asarray(value)
+            found = np.where(indices < 0, np.nan, self.grid[indices])
+        facts = {"numerators": self.numerators, "denominator": self.denominator}
+        ends = {"lower": float(self.grid[0]), "upper": float(self.grid[-1])}
+        public = {**noise.facts, **facts, **ends}
+        return Accuracy.of("quantiles", public, {"numbers": found, "n": n})
 
     def _inside(self, mechanism: Mechanism) -> Inside:
         if not isinstance(mechanism, SeveralSelections):
@@ -153,12 +168,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
             TypeError: if the confidence is not a number.
             ValueError: if the confidence is out of range.
         """
-        return self._error(mechanism, confidence)
-
-    def _error(self, mechanism: SeveralSelections, confidence: float, *groups: int) -> float:
         confidence = _checks.fraction("confidence", confidence)
-        shape = (*groups, len(self.numerators), self.grid.size)
-        scores = jax.ShapeDtypeStruct(shape, jnp.result_type(int))
+        scores = jax.ShapeDtypeStruct(self.shape, jnp.result_type(int))
         gap = mechanism.score_gap(confidence=confidence, like=scores, simultaneous=True)
         return float(gap) / self.denominator
 
@@ -256,23 +267,6 @@ def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
     place = count_below(jnp.asarray(candidates), numbers)
     equal = jnp.asarray(candidates).at[place].get(mode="clip") == numbers
     return 2 * place + equal.astype(place.dtype), first
-
-
-def accuracy_of_quantiles(
-    scores: QuantileScores, selections: Accuracy, value: Value, n: jax.Array | None
-) -> Accuracy:
-    """Returns the `Accuracy` of released quantiles, for a public or a private number of records."""
-    if selections.kind != "selections":
-        return selections
-    if _checks.is_traced(value):
-        found = scores._numbers(value)
-    else:  # On the host, the grid is float64 even if x64 is disabled.
-        indices = np.asarray(value)
-        found = np.where(indices < 0, np.nan, scores.grid[indices])
-    facts = {"numerators": scores.numerators, "denominator": scores.denominator}
-    ends = {"lower": float(scores.grid[0]), "upper": float(scores.grid[-1])}
-    public = {**selections.facts, **facts, **ends}
-    return Accuracy.of("quantiles", public, {"numbers": found, "n": n})
 
 
 @intervals_of("selections")
