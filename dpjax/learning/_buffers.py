@@ -147,13 +147,10 @@ class BufferedStrategy(Strategy):
     def keep(self, kept: Limbs, newest: jax.Array, step: jax.Array) -> Limbs:
         """Multiplies the buffers by theta and adds the new noise."""
         del step
-        decayed = _limbs.scale(kept, _for_each_buffer(self.decays, kept))
+        of_each = jnp.asarray(self.decays).reshape(-1, *[1] * (kept.low.ndim - 1))
+        decayed = _limbs.scale(kept, of_each)
         new = _limbs.shift_left(_limbs.from_integers(written(newest)[None]), jnp.uint32(BITS))
         return at_once(_limbs.add(decayed, new))
-
-
-def _for_each_buffer(numbers: np.ndarray, kept: Limbs) -> jax.Array:
-    return jnp.asarray(numbers).reshape(-1, *[1] * (kept.low.ndim - 1))
 
 
 def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -> BufferedStrategy:

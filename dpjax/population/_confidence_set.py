@@ -468,21 +468,17 @@ def _observed(simulation: Simulation, release: Any) -> jax.Array:
     theta = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), dtype), simulation.like)
     wanted = jax.eval_shape(simulated, jax.eval_shape(lambda: seeded_key(0)), theta)
     given = [x.value if isinstance(x, Release) else x for x in values]
-    given = [jax.tree.map(lambda x: _checks.host_numbers("release", x), x) for x in given]
+    given = jax.tree.map(lambda x: _checks.host_numbers("release", x), given)
     check_distinct(simulation.privates, values)
     leaves = zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=False)
-    if [jax.tree.map(np.shape, x) for x in given] != [
-        jax.tree.map(jnp.shape, x) for x in wanted
-    ] or not all(fits(x, like.dtype) for x, like in leaves):
+    alike = jax.tree.map(np.shape, given) == jax.tree.map(jnp.shape, wanted)
+    if not alike or not all(fits(x, like.dtype) for x, like in leaves):
         raise ValueError(
             "release must be like a release of the private function on a database of the model,"
             f" {_checks.described(wanted)}, got {_checks.described(given)}"
         )
-    as_arrays = [
-        jax.tree.map(lambda x, like: jnp.asarray(x.astype(like.dtype)), x, like)
-        for x, like in zip(given, wanted, strict=True)
-    ]
-    return simulation.numbers(as_arrays)
+    as_drawn = jax.tree.map(lambda x, like: jnp.asarray(x.astype(like.dtype)), given, wanted)
+    return simulation.numbers(as_drawn)
 
 
 def _bounds(bounds: Any) -> tuple[PyTree, PyTree]:

@@ -123,9 +123,9 @@ def private_quantiles(
     wanted = exact_probabilities([probabilities] if one else probabilities)  # type: ignore
     _checks.host_only("queries.private_quantiles", key, "queries.quantile_scores")
     shape_of_record(database, "(n,)", by=by)
-    found = relation_or_inherited(relation)
+    relation = relation_or_inherited(relation)
     groups = math.prod(len(one.keys) for one in groups_of(groups_alone(by)))
-    capacity = slots_of(database, found)
+    capacity = slots_of(database, relation)
     epsilon = _checks.positive("epsilon", epsilon)
     _checks.host_only("queries.private_quantiles", epsilon, "queries.quantile_scores")
     cells = _distinct(low, high, _cells(capacity, groups, epsilon))
@@ -134,7 +134,6 @@ def private_quantiles(
     query = _histogram(low, high, cells)
     query = integers_by(of_complete(query) if drops else query, by)
     nearest = _nearest(cells, capacity / groups, epsilon, len(searched))
-    relation = NeighboringRelation(found)
     mechanism, ask = _private(query, epsilon, searched, capacity, relation, nearest)
     release = ask(key, database, name=name)
     facts = mechanism.facts(cells) | {
@@ -246,7 +245,8 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     """
     edges, counts = map(np.asarray, ranks)
     bounds, below, before = _known(edges, counts, facts)
-    below = (np.maximum.accumulate(below, -1) + _least_after(below)) / 2
+    least_after = np.minimum.accumulate(below[..., ::-1], -1)[..., ::-1]
+    below = (np.maximum.accumulate(below, -1) + least_after) / 2
     flat = (x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before))
     found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
     value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
@@ -256,10 +256,6 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     measured = {"edges": edges, "counts": counts}
     low, high = _of_ranks(None, measured, facts, _TRUSTED, False)
     return np.clip(value, low, high)
-
-
-def _least_after(below: np.ndarray) -> np.ndarray:
-    return np.minimum.accumulate(below[..., ::-1], -1)[..., ::-1]
 
 
 def _known(

@@ -26,7 +26,7 @@ from dpjax.release._privatize import privatize
 
 def slots_of(database: Database, relation: NeighboringRelation) -> int:
     """Returns the public number of slots: the number of records n, unless n is private."""
-    is_private = NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
+    is_private = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if is_private and not isinstance(database, Parts):
         check_padded(database)
     return records_and_slots(database)[1]
@@ -95,9 +95,9 @@ def released(
     groups, `finish` is called for each group. `kind` and the public facts determine how intervals
     are computed.
     """
-    relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
+    relation, by = terms.relation, groups_alone(terms.by)
     query = make_query(slots_of(database, relation))
-    asked, by = query, groups_alone(by)
+    asked = query
     if drops := terms.drops and may_miss(inside_groups(records_and_slots(database)[0], by)):
         asked = of_complete(asked)
     asked = integers_by(asked, terms.by)
@@ -110,7 +110,7 @@ def released(
     if relation is NeighboringRelation.REPLACE_ONE and not by and not drops:
         n = number_of_records(database)
 
-    release = ask(key, database, name=name)
+    release = ask(key, database, name=terms.name)
     statistic = each_group(lambda value: finish(query, value, n, mechanism.scale), by)
     finished = post_process(release, statistic)
     if release.accuracy.kind != "noise":

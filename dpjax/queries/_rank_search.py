@@ -127,16 +127,13 @@ class RankSearch(SensitivityMechanism):
     def _search(self) -> float:
         return _SEARCH_ONE if len(self.probabilities) == 1 else _SEARCH
 
-    @property
-    def _depth(self) -> int:
-        return 1 + max(node.depth for node in self.nodes)
-
     def selection(self, node: Node) -> SelectionMechanism:
         """Returns the mechanism that selects the edge of one quantile."""
         a, b = node.share.numerator, node.share.denominator
         reach = self.sensitivity.value * max(a, b - a)
         of_scores = dataclasses.replace(self.sensitivity, norm="linf", value=reach)
-        return permute_and_flip(of_scores, self.epsilon * (self._search / self._depth))
+        depth = 1 + max(node.depth for node in self.nodes)
+        return permute_and_flip(of_scores, self.epsilon * (self._search / depth))
 
     @property
     def measurement(self) -> AdditiveMechanism:
@@ -233,7 +230,10 @@ class RankSearch(SensitivityMechanism):
         # The edge selected for a node is an end of the segments of later searches. So an error of
         # this edge shifts the edges that later searches select.
         for node in self.nodes:
-            share, own = float(node.share), math.sqrt(2) * self._rank_scale(node)
+            share, selection = float(node.share), self.selection(node)
+            # The noise scale of the selection in ranks is that of its scores divided by `a_rank`.
+            a_rank = float(selection.epsilon) * node.share.denominator
+            own = math.sqrt(2) * (2 * float(selection.sensitivity.value) / a_rank)
             inherited = (1 - share) * spread[node.left], share * spread[node.right]
             spread[node.at] = math.hypot(own, *inherited)
         like = jax.ShapeDtypeStruct((cells,), jnp.int32)
@@ -244,11 +244,6 @@ class RankSearch(SensitivityMechanism):
             "cells": cells,
             "nearest": self.nearest,
         }
-
-    def _rank_scale(self, node: Node) -> float:
-        """Returns the noise scale of the selection for a node, in ranks."""
-        selection, b = self.selection(node), node.share.denominator
-        return 2 * float(selection.sensitivity.value) / (float(selection.epsilon) * b)
 
 
 def rank_search(

@@ -174,7 +174,7 @@ class PrivateFunction:
         # float32.
         alike = "kind", described, jax.config.jax_enable_x64  # pyright: ignore
         if (kind := self._kept.get(alike)) is None:
-            kind = _Kind(described, described.tree(), self._plan(described))
+            kind = self._kind_of(described)
             self._keep(alike, kind)
         arrays, read_as = jax.tree.flatten(records)
         if looks and read_as == structure and all(map(operator.is_, arrays, leaves)):
@@ -201,8 +201,7 @@ class PrivateFunction:
                 " its records is private"
             )
         totals = target.over(parts)
-        described = TreeSpec.of(totals.shapes)
-        return totals, _Kind(described, described.tree(), self._plan(described))
+        return totals, self._kind_of(TreeSpec.of(totals.shapes))
 
     def _keep(self, key: Hashable, value: object) -> None:
         if self._keeps:
@@ -212,13 +211,14 @@ class PrivateFunction:
                 self._kept.clear()
             self._kept[key] = value
 
-    def _plan(self, records: TreeSpec) -> Inside:
+    def _kind_of(self, records: TreeSpec) -> _Kind:
         """Returns how records of this structure are released.
 
         It raises an error if the noise of the mechanism is too small for the target.
         """
         least = needed(self.target, self.mechanism.sensitivity, records)
-        return plan_of(self.target, covering(self._accepting, least))
+        plan = plan_of(self.target, covering(self._accepting, least))
+        return _Kind(records, records.tree(), plan)
 
     def _traced(self, kind: _Kind) -> Program:
         """Returns the target's current program, traced again if the target may have changed."""
