@@ -221,9 +221,7 @@ class BatchSampling:
         )
         if self.kind == "fixed":
             return _fixed(key, self)
-        if self.one_key:
-            return _by_one_key(key, self, present, step)
-        return _poisson(key, self, present, step)
+        return _of_joining(key, self, present, step)
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
@@ -496,55 +494,43 @@ def _whole_step(step: Scalar) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _poisson(
+def _of_joining(
     key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array | None
 ) -> Batch:
-    key_joins, key_order = jax.random.split(key)
-    if sampling.rate == 1:
-        joins = jnp.ones(sampling.n, bool)
-    else:
-        words = jax.random.bits(key_joins, (sampling.n,), jnp.uint32)
-        joins = words < jnp.uint32(int(sampling.rate * _WORD))
-    if present is not None:
-        joins &= present
-    if step is not None:
-        joins &= jnp.arange(sampling.n, dtype=jnp.int32) % sampling.groups == step % sampling.groups
-    turn = None if step is None else Turn(step, jnp.uint32(0))
-    return _of_joining(key, key_order, sampling, joins, turn)
-
-
-@functools.partial(jax.jit, static_argnames="sampling")
-def _by_one_key(
-    key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array
-) -> Batch:
-    key_joins, key_order = jax.random.split(key)
-    if sampling.kind == "bins":
-        high, low = jax.random.bits(key_joins, (2, sampling.n), jnp.uint32)
-        own = _separation.modulo(high, low, sampling.groups)
-        joins = own == step.astype(jnp.uint32) % np.uint32(sampling.groups)
-    else:
-        joins = _separation.joins(
-            key_joins, step, n=sampling.n, separation=sampling.groups, rate=sampling.rate
-        )
-    if present is not None:
-        joins &= present
-    telling = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)
-    # The proof couples neighbors, and needs an independent order of records in each step. So the
-    # order is drawn from a separate key for each step.
-    key_order = jax.random.fold_in(key_order, step)
-    return _of_joining(key, key_order, sampling, joins, Turn(step, telling))
-
-
-def _of_joining(
-    key: Key, key_order: Key, sampling: BatchSampling, joins: jax.Array, turn: Turn | None
-) -> Batch:
     """Returns the batch of the records that join, in a random order."""
+    key_joins, key_order = jax.random.split(key)
+    joins, bins = _joins(key_joins, sampling, step), jnp.uint32(0)
+    if present is not None:
+        joins &= present
+    if sampling.one_key and step is not None:
+        bins = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)
+        # The proof couples neighbors, and needs an independent order of records in each step. So
+        # the order is drawn from a separate key for each step.
+        key_order = jax.random.fold_in(key_order, step)
     # The batch has a fixed size, so if too many records join, those with the highest indices are
     # left out.
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
-    return _batch(key, sampling, indices, mask, turn)
+    return _batch(key, sampling, indices, mask, None if step is None else Turn(step, bins))
+
+
+def _joins(key: Key, sampling: BatchSampling, step: jax.Array | None) -> jax.Array:
+    """Returns which records join the batch of a step, if none of the slots is empty."""
+    n, groups = sampling.n, sampling.groups
+    if sampling.kind == "separated" and step is not None:
+        return _separation.joins(key, step, n=n, separation=groups, rate=sampling.rate)
+    if sampling.kind == "bins" and step is not None:
+        high, low = jax.random.bits(key, (2, n), jnp.uint32)
+        return _separation.modulo(high, low, groups) == step.astype(jnp.uint32) % np.uint32(groups)
+    if sampling.rate == 1:
+        joins = jnp.ones(n, bool)
+    else:
+        words = jax.random.bits(key, (n,), jnp.uint32)
+        joins = words < jnp.uint32(int(sampling.rate * _WORD))
+    if step is not None:
+        joins &= jnp.arange(n, dtype=jnp.int32) % groups == step % groups
+    return joins
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
