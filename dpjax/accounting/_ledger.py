@@ -389,7 +389,7 @@ class Ledger(Account):
         if key is not None:
             check_key(key)
             refuse_traced(key)
-        self._debit(Payment(key, guarantee, what))
+        self.record(Payment(key, guarantee, what))
 
     def parallel(self, column: str) -> Parts:
         """A `with` block for disjoint parts of the records: it costs the largest of their costs.
@@ -413,7 +413,7 @@ class Ledger(Account):
             TypeError: if the name is not a string.
         """
         _check_text("column", column)
-        return Parts(self, column, self._debit)
+        return Parts(self, column, self.record)
 
     def share(self, fraction: float | str | Decimal) -> Share:
         """A fraction of the whole budget, for releases that are composed tightly.
@@ -475,7 +475,7 @@ class Ledger(Account):
                 f"the share is too small: {decimals((epsilon, delta))} of the budget "
                 f"{decimals(self._file.chain.budget)}"
             )
-        pool = Pool(self._debit, (epsilon, delta), self.relation)
+        pool = Pool(self.record, (epsilon, delta), self.relation)
         return [Share(self, pool, count) for _ in range(count)]
 
     def report(self) -> LedgerReport:
@@ -486,12 +486,8 @@ class Ledger(Account):
         """
         return LedgerReport(tuple(self.history()), self.budget, str(self.path))
 
-    def record(self, release: Payment) -> None:
-        """Pays for a release that is about to be drawn."""
-        self._debit(release)
-
-    def _debit(self, release: Payment, price: Amount | None = None) -> None:
-        """Writes a debit to the file: `price` if given, and otherwise the guarantee's cost."""
+    def record(self, release: Payment, price: Amount | None = None) -> None:
+        """Pays for a release that is about to be drawn: `price`, or the cost of its guarantee."""
         # A gamma that was set by hand has no sampling. `compose` gives it a sampling with a new
         # identity, which is stored in the file.
         promised, request = under(compose(release.guarantee), self.relation), release.request

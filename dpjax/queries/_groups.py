@@ -5,7 +5,7 @@ import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias, overload
+from typing import Any, NotRequired, TypeAlias, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -363,24 +363,18 @@ class GroupedScores(QuantileScores):
         return super()._accuracy_of(noise, private, value, database)
 
 
-@overload
-def by(
-    query: Query,
-    *,
-    column: Column,
-    keys: Sequence[int] | Sequence[str],
-    of: str | int | None = None,
-) -> GroupedQuery: ...
+class _By(TypedDict):
+    column: Column
+    keys: Sequence[int] | Sequence[str]
+    of: NotRequired[str | int | None]
 
 
 @overload
-def by(
-    query: QuantileScores,
-    *,
-    column: Column,
-    keys: Sequence[int] | Sequence[str],
-    of: str | int | None = None,
-) -> GroupedScores: ...
+def by(query: Query, **how: Unpack[_By]) -> GroupedQuery: ...
+
+
+@overload
+def by(query: QuantileScores, **how: Unpack[_By]) -> GroupedScores: ...
 
 
 def by(

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, NotRequired, TypedDict, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -187,30 +187,21 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
         return dataclasses.replace(self.scores._inside(mechanism), target=self)
 
 
-@overload
-def by_person(
-    query: Query,
-    *,
-    person: Name,
-    rows: int,
-    groups: Mapping[Any, int] | None = None,
-    order: Name | None = None,
-    of: Name | None = None,
-    per_person: PerPerson | None = None,
-) -> PeopleQuery: ...
+class _ByPerson(TypedDict):
+    person: Name
+    rows: int
+    groups: NotRequired[Mapping[Any, int] | None]
+    order: NotRequired[Name | None]
+    of: NotRequired[Name | None]
+    per_person: NotRequired[PerPerson | None]
 
 
 @overload
-def by_person(
-    query: QuantileScores,
-    *,
-    person: Name,
-    rows: int,
-    groups: Mapping[Any, int] | None = None,
-    order: Name | None = None,
-    of: Name | None = None,
-    per_person: PerPerson | None = None,
-) -> PeopleScores: ...
+def by_person(query: Query, **how: Unpack[_ByPerson]) -> PeopleQuery: ...
+
+
+@overload
+def by_person(query: QuantileScores, **how: Unpack[_ByPerson]) -> PeopleScores: ...
 
 
 def by_person(
