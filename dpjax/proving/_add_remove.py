@@ -51,8 +51,8 @@ from dpjax.proving._value import (
 )
 from dpjax.proving._walk import Step, Walk
 
-# Functions that have a lemma and treat each entry of an array separately. The name of the function
-# is mapped to the index of this array among the operands.
+# Functions with a lemma that treat each entry of an array separately, mapped to the index of this
+# array among their operands.
 _LOOK_UPS = {"searchsorted": 1, "_interp": 0}
 
 
@@ -88,7 +88,7 @@ class PaddedWalk(Walk):
         numbers = np.abs(np.append(value.low, value.high))
         if ((numbers > 0) & (numbers < rounding.tiny(value.dtype))).any():
             raise RefusalError(
-                "a subnormal constant is not supported in proofs under add-or-remove-one: use 0"
+                "proofs under add-or-remove-one do not support subnormal constants. Use 0 instead"
             )
         return Tracked(value, value, Slots(), fixed=True)
 
@@ -129,17 +129,19 @@ class PaddedWalk(Walk):
         for value, row in zip(values, rows, strict=True):
             if value.pending.coarse:
                 raise RefusalError(
-                    "floats of 16 bits are not supported in proofs under add-or-remove-one"
+                    "proofs under add-or-remove-one do not support 16-bit floats. Compute in "
+                    "float32 instead"
                 )
             applied = Applied(equation.params, operands, value)
             slots = placed(operation.slots, applied)
             tighter = operation.tighter(applied) if operation.tighter else value
-            # If a permutation changes no bit of the operands, it changes no bit of the result.
-            # Integers with `apart` 0 are computed exactly, so it does not change them either.
+            # If a permutation of the records changes no bit of the operands, it changes no bit of
+            # the result. It also changes no bit of integers with `apart` 0, because these are
+            # computed exactly.
             exact = value.dtype.kind in "iub" and value.apart == 0
             fixed = slots.axis is None and (exact or all(x.fixed for x in operands))
-            # If a permutation only reorders numbers, without another rounding, the sorted numbers
-            # stay the same.
+            # A sort of one array undoes a permutation of its entries. If `apart` is 0, the
+            # permutation does not round the entries differently.
             alone = equation.primitive.name == "sort" and len(operands) == 1
             fixed |= alone and slots.axis is None and not operands[0].value.apart
             made.append(_within_rows(Tracked(tighter, row, slots, fixed)))
@@ -177,7 +179,7 @@ class PaddedWalk(Walk):
         if (kind := kind_of(equation, inner)) is None:
             return None
         if not isinstance(kind, (ExactSum, ExactCumulative, ExactScatter)):
-            raise RefusalError(f"{kind.title} is not supported in proofs under add-or-remove-one")
+            raise RefusalError(f"proofs under add-or-remove-one do not support {kind.title}")
         found = value_of(kind, [x.value for x in operands])
         row, applied = found, Applied({}, operands, found)
         if isinstance(kind, ExactScatter):
@@ -187,19 +189,17 @@ class PaddedWalk(Walk):
             rule = reduced if isinstance(kind, ExactSum) else accumulated
             place = rule(applied._replace(parameters=dataclasses.asdict(kind)))
         self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))
-        # If `apart` is 0, a permutation does not change the terms, so it does not change their
-        # integers. The exact sum of these integers is rounded once.
+        # If `apart` is 0, a permutation of the records only reorders the terms, and an exact sum
+        # does not depend on the order of its terms.
         fixed = place.axis is None and all(not x.value.apart for x in operands)
         return [_within_rows(Tracked(found, row, place, fixed))]
 
 
 def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
-    """Returns the largest norm that a vector of integers can have within `bound`.
+    """Rounds a bound on a norm down to the nearest norm that a vector of integers can have.
 
-    If some outputs are not integers, it returns `bound`.
-
-    The bound was rounded up. The possible norms of vectors of integers are known, so rounding the
-    bound down to the nearest of them makes it exact again.
+    This is exact, because `bound` was only rounded up. If some outputs are not integers, `bound` is
+    returned unchanged.
     """
     if not all(x.value.whole for x in outputs) or bound > 2.0**20:
         return bound
@@ -210,15 +210,15 @@ def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
 
 
 def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
-    """Returns how much the outputs change if a slot is emptied, and if records are permuted.
+    """Bounds two changes of the outputs: if one slot is emptied, and if the records are permuted.
 
     Raises:
         RefusalError: if an output has one entry per slot, and so reveals which slots have records.
     """
     if any(x.slots.axis is not None for x in outputs):
         raise RefusalError(
-            "the output has an entry for each slot, so it depends on the slots of records: "
-            "return a sum over the records"
+            "the output has one entry per slot, so it shows which slots contain records. Return a "
+            "sum over the records instead"
         )
     values = [x.value for x in outputs]
     sizes = [(0.0 if x.fixed else x.value.apart, math.prod(x.value.shape)) for x in outputs]
@@ -234,7 +234,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 def _within_rows(x: Tracked) -> Tracked:
     """Tightens the bound on how much a row changes if its slot is emptied or filled.
 
-    The change is at most the sum of the norms of the two rows.
+    The change is at most the sum of the norms of the row before and after.
     """
     axis, value = x.slots.axis, x.value
     if axis is None:  # Without rows of records, there is also no row of an empty slot.

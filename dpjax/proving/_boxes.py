@@ -36,26 +36,26 @@ from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import Abstract, RefusalError, Tighter, difference
 
 Array = np.ndarray
-# Limits: the number of boxes over which a device bounds g(x) in one call, the number of boxes that
-# are kept, the number of pairs of boxes, and the number of entries in a table of pairs.
+# Limits, in this order: boxes in one call of the compiled program, boxes that are kept, pairs of
+# boxes, and entries in a table of pairs.
 _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
-# The usual number of floats that a device computes in one call, which takes about a second. Then
-# the largest number, which takes a few GB of memory. A program that needs more is refused.
+# A call of the compiled program usually computes `_MANY_NUMBERS` floats, in about a second. It
+# never computes more than `_TOO_MANY_NUMBERS`, which need a few GB of memory.
 _MANY_NUMBERS, _TOO_MANY_NUMBERS = 2**24, 2**27
 # The largest number of coordinates that `farthest_apart` moves to the ends of their ranges.
 _MOST_MOVED = 16
-# A box is dropped if its bound is within the factor CLOSE of the distance of two known records. The
-# search stops when the bounds of all remaining boxes are within the factor ENOUGH.
+# Let d be the distance of the rows of the farthest pair of sampled records. The search drops boxes
+# with bounds of at most CLOSE * d, and stops when all bounds are at most ENOUGH * d.
 CLOSE, ENOUGH = 1.001, 1.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Boxes:
-    """Boxes of possible records, with bounds on g(x), the row of a record x, over each box.
+    """Boxes of records x, with bounds on g(x), the row computed from x, over each box.
 
     Attributes:
-        low: the lower ends of the boxes, of shape (boxes, coordinates of a record).
-        high: the upper ends.
+        low: the lower endpoints of the boxes, of shape (boxes, coordinates of a record).
+        high: the upper endpoints.
         least: lower bounds on g, of shape (boxes, entries of g).
         most: upper bounds on g.
     """
@@ -78,7 +78,7 @@ class Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """The coordinates of a record, over all arrays of a database, and how to halve their boxes.
+    """The coordinates of a record in all arrays of a database. Builds and halves their boxes.
 
     Attributes:
         shapes: the shape of one record in each array.
@@ -97,7 +97,7 @@ class Coordinates:
         return list(map(slice, ends[:-1], ends[1:]))
 
     def whole_box(self) -> tuple[Array, Array]:
-        """Returns the box that contains all records: one row of lower and one row of upper ends."""
+        """Returns the lower and the upper endpoints of the box that contains all records."""
         ends = [
             np.repeat([[*bound.ends]], math.prod(shape), 0)
             for bound, shape in zip(self.bounds, self.shapes, strict=True)
@@ -136,8 +136,8 @@ class Coordinates:
         for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
             if isinstance(bound, Ball):
                 nearest = np.maximum(np.maximum(low[:, place], -high[:, place]), 0)
-                # The radius is widened as in the proof: the clamp computes the norm of a record
-                # with rounding, and rounds again when it scales the record.
+                # The clamp rounds when it computes the norm of a record, and when it scales the
+                # record. So a clamped record may be slightly longer than the radius.
                 count = place.stop - place.start
                 radius = bound.radius * (1 + (count + 16) * 4 * rounding.unit(dtype))
                 found &= np.sqrt((nearest**2).sum(1)) <= radius * (1 + 2.0**-30)
@@ -156,7 +156,7 @@ class Enclosure:
         self.run, self.count = jax.jit(jax.vmap(ends)), 0
 
     def __call__(self, low: Array, high: Array) -> Boxes:
-        """Returns the boxes with the given ends, and bounds on g over each box."""
+        """Returns the boxes with the given endpoints, and bounds on g over each box."""
         found, size = [], self.size
         with jax.enable_x64(True):
             for start in range(0, len(low), size):
@@ -214,7 +214,7 @@ def norms(moves: Array, norm: str) -> Array:
 
 
 def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = None) -> Diameter:
-    """Bounds the distance of the rows g(x) of any two records, or of any row and the row `fixed`.
+    """Bounds the distance of the rows g(x) of any two records, or of any such row and `fixed`.
 
     The search halves the boxes with the largest bounds, until the bound is close to the distance of
     two known records, or until `time.monotonic()` reaches `end`.
@@ -261,8 +261,8 @@ def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
     If `fixed` is given, y is in the boxes of `fixed`.
     """
     count, entries = boxes.least.shape
-    # If there are too many pairs of boxes, neighboring boxes are grouped, and the bounds of a group
-    # replace those of its boxes.
+    # If there are too many pairs of boxes, boxes with neighboring indices form groups. Then bounds
+    # over a whole group replace those over its boxes.
     size = 1 if norm != "linf" else max(1, count)
     size = max(size, math.ceil(count * count * entries / _MOST_PAIRS))
     starts = np.arange(0, count, size)
@@ -336,9 +336,9 @@ def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[i
 
 
 class _Farthest:
-    """The two records, among all sampled ones, whose rows of g are farthest apart.
+    """The pair of sampled records x, y whose rows g(x), g(y) are farthest apart.
 
-    Some records that were not sampled may be farther apart.
+    Records that were not sampled may be farther apart.
     """
 
     def __init__(self, norm: str, fixed: Boxes | None, records: tuple[Array, Array]) -> None:
@@ -346,7 +346,7 @@ class _Farthest:
         self.distance, self.kept = 0.0, None
 
     def sample(self, enclose: Enclosure, boxes: Boxes) -> None:
-        """Samples a record in each box: in each coordinate the middle, or an end of the range."""
+        """Samples a record in each box: each coordinate is the middle or an end of its range."""
         all_ = enclose.coordinates
         low, high = all_.whole_box()
         middle = (boxes.low + boxes.high) / 2
@@ -402,7 +402,7 @@ def split(
     norm: str,
     end: float,
 ) -> list[Split]:
-    """Splits the box of a record, once for each array that is computed for each record alone.
+    """Bounds each array that is computed for each record alone, by splitting the box of a record.
 
     Args:
         jaxpr: the program after the clamp, whose last inputs are the clamped records.
@@ -441,8 +441,9 @@ def enclosures(
     numbers = max(1, sum(map(math.prod, shapes)) * (1 + slopes_of(jaxpr)))
     if numbers > _TOO_MANY_NUMBERS:
         raise RefusalError(
-            f"effort= would compute {numbers:,} numbers at once for {inputs[0].n:,} records, "
-            f"which exceeds the limit of {_TOO_MANY_NUMBERS:,}: leave out effort="
+            f"the search that effort= asks for would compute {numbers:,} numbers at once for "
+            f"{inputs[0].n:,} records, which exceeds the limit of {_TOO_MANY_NUMBERS:,}. Call "
+            "prove_sensitivity without effort="
         )
     known = ((part, enclosed(jaxpr, consts, walk.facts, part)) for part in walk.parts())
     return [
@@ -461,7 +462,7 @@ def coordinates_of(inputs: Sequence[Abstract], public: RecordBounds) -> Coordina
 
 
 def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array]:
-    """Returns the row of an empty slot, as a box without width."""
+    """Returns the row of an empty slot, as the equal endpoints of a box of width 0."""
     assert isinstance(public, PaddedRecordBounds)
     numbers = zip((*public.empty_row[:-1], 0.0), coordinates.shapes, strict=True)
     row = np.concatenate([np.full(math.prod(shape), number) for number, shape in numbers])[None]
@@ -489,13 +490,11 @@ def farthest_apart(
     pairs: Sequence[tuple[Array, Array]],
     norm: str,
 ) -> float:
-    """Returns the distance of the program's values on two neighboring databases.
+    """Searches for two neighboring databases with distant values, and returns their distance.
 
-    The search tries to make the distance large.
-
-    It starts from the given pairs of records. Then it changes one coordinate at a time, of the
-    first record, of the second record, or of all other records: to an end of its range, or to the
-    middle.
+    The search starts from the given pairs of records. Then it changes one coordinate at a time: of
+    the first record, of the second record, or of all other records. The new number is an endpoint
+    or the middle of the coordinate's range.
     """
     leaves = jax.tree.leaves(specs)
     run = jax.jit(jex.jaxpr_as_fun(program.jaxpr))
@@ -509,7 +508,7 @@ def farthest_apart(
     starts = [(*pair, other) for pair in pairs for other in (*pair, (pair[0] + pair[1]) / 2)]
     best = max(starts, key=lambda x: apart(*x))
     reached, (low, high) = apart(*best), coordinates.whole_box()
-    # A coordinate with only one possible value, such as `present`, is not moved. So an empty slot
+    # Coordinates with only one possible value, such as `present`, are not changed. So an empty slot
     # stays empty.
     axes = np.flatnonzero(low[0] < high[0])[:_MOST_MOVED].tolist()
     for k, axis in itertools.product(range(3), axes):

@@ -39,7 +39,7 @@ class Base:
     Attributes:
         value: the abstract value of the array.
         width: the width of a cell; 0 if each cell is a single integer.
-        gap: the distance between the lower ends of two successive cells.
+        gap: the distance between the lower endpoints of two successive cells.
     """
 
     value: Abstract
@@ -47,10 +47,7 @@ class Base:
     gap: float
 
     def reach(self, d: np.ndarray) -> np.ndarray:
-        """Returns how many cells two entries can be apart if their distance is at most `d`.
-
-        The result is an upper bound.
-        """
+        """Bounds the difference of the cell indices of two entries at a distance of at most `d`."""
         if not self.width:
             return np.floor(d * (1 + 2.0**-30))
         return np.ceil(d / self.gap * (1 + 2.0**-30)) + 1
@@ -58,12 +55,12 @@ class Base:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cells:
-    """The intervals of an array, one for each cell of its base.
+    """For each cell of a base array, the interval of another array where the base is in this cell.
 
     Attributes:
         base: the array whose range is cut into cells.
-        low: the lower end of each interval.
-        high: the upper end of each interval.
+        low: the lower endpoint of each interval.
+        high: the upper endpoint of each interval.
         good: whether each interval is known.
         alone: whether the array depends on the base alone.
     """
@@ -75,7 +72,7 @@ class Cells:
     alone: bool
 
     def farthest(self, d: np.ndarray) -> np.ndarray:
-        """Bounds how much the array changes if the base changes by at most `d`."""
+        """Bounds the change of the array if the base changes by at most `d`."""
         count = len(self.low)
         reach = np.minimum(self.base.reach(d), count)
         found = np.zeros(np.shape(d))
@@ -89,7 +86,7 @@ class Cells:
         return np.where(np.asarray(d) > 0, found, 0.0)
 
     def over(self, x: Abstract) -> Abstract:
-        """Returns `x`, tightened by the range and the change that follow from these intervals."""
+        """Tightens the bounds on the range and change of `x` by those from these intervals."""
         base = self.base.value
         same = base.axis == x.axis and len(base.shape) == len(x.shape)
         ends = float(self.low.min()), float(self.high.max())
@@ -97,9 +94,9 @@ class Cells:
             return meet(x, *ends)
         ds = base.changed, base.others
         changed, others = ((self.farthest(d.each), math.inf, math.inf) for d in ds)
-        # If the base is a sum of floats, a compiler may start this sum at a number that the program
-        # adds later (`counted`). Then other entries may change, too, so their number is not
-        # bounded.
+        # A compiler may start a sum of floats at a number that the program adds later (see
+        # `counted`). Then an entry of the array may change although the same entry of the base does
+        # not change.
         exact = x.shape == base.shape and (base.whole or not base.pending.starts)
         counts = [d.count if exact else math.inf for d in ds]
         return meet(x, *ends, changed, others, counts=counts)
@@ -120,7 +117,7 @@ Held = Mapping[Base, Cells]
 def separated(x: Abstract) -> Held:
     """Cuts the range of an array into cells. Returns no cells if the range cannot be cut.
 
-    Two uses of an entry may differ by `apart`, so each cell is widened by this number.
+    Two uses of an entry may differ by `x.apart`, so each cell is widened by this number.
     """
     low, high = float(x.low.min()), float(x.high.max())
     if x.is_public or x.nan or x.pending.coarse or not x.is_finite or low >= high:
@@ -129,7 +126,7 @@ def separated(x: Abstract) -> Held:
     if x.whole and not x.apart and count <= _MOST_INTEGERS and max(-low, high) < 2.0**30:
         base, lows = Base(x, 0.0, 1.0), low + np.arange(count)
         return {base: Cells(base, lows, lows, np.ones(count, bool), alone=True)}
-    # The ends of cells are computed with rounding, so neighboring cells must overlap slightly.
+    # The endpoints of cells are rounded, so neighboring cells must overlap slightly.
     gap = (high - low) / _FLOATS
     slack = 2.0**-40 * max(-low, high) + 4 * rounding.tiny(x.dtype) + x.apart
     if x.dtype.kind != "f" or slack > gap / 16:
@@ -162,13 +159,14 @@ def of_result(
         )
         if good.any():
             made[base] = Cells(base, low, high, good, alone)
-    # The number of bases is limited. If the array depends on a base alone, its cells also bound how
-    # the array changes, so such a base comes first.
+    # At most `_MOST_BASES` bases are kept. A base that alone determines the array comes first,
+    # because its cells also bound how the array changes.
     kept = sorted(made.items(), key=lambda pair: not pair[1].alone)
     return dict(kept[:_MOST_BASES])
 
 
-# The ends of an operand in each cell, whether they are known, and the operand's abstract value.
+# The endpoints of an operand's interval in each cell, whether they are known, and the operand's
+# abstract value.
 _Ends = tuple[np.ndarray, np.ndarray, np.ndarray, Abstract]
 
 
@@ -181,7 +179,7 @@ def _ends(x: Abstract, cells: Cells | None) -> _Ends:
 def _by_cell(
     rule: Callable[..., Abstract], operands: Sequence[_Ends], chooses: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the ends of the result in each cell, and whether they are known."""
+    """Returns the endpoints of the result's interval in each cell, and whether they are known."""
     count = max(len(one[0]) for one in operands)
     lows, highs, goods = (
         [np.array(np.broadcast_to(one[k], count)) for one in operands]  # type: ignore[arg-type]
@@ -189,8 +187,8 @@ def _by_cell(
     )
     for k in range(1, len(operands) if chooses else 0):
         # If a case is certainly not chosen in a cell, its interval in this cell does not matter, so
-        # an unknown interval is replaced by 0. A known interval is kept: if the same array is also
-        # another operand, that operand needs its interval.
+        # an unknown interval becomes [0, 0]. A known interval is kept, because another operand may
+        # be the same array.
         left = goods[0] & ~goods[k] & ((lows[0] > k - 1) | (highs[0] < k - 1))
         goods[k] |= left
         lows[k][left] = highs[k][left] = 0.0
@@ -200,7 +198,7 @@ def _by_cell(
     def fill(places: np.ndarray) -> None:
         """Applies the rule to all given cells at once.
 
-        If the rule refuses them, this tries each half of the cells.
+        If the rule refuses them, the function tries each half of the cells.
         """
         # If an array occurs twice among the operands, the rule must get the same object twice,
         # because rules recognize x * x by its identity.
@@ -230,8 +228,7 @@ def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
 
     Its dtype and pending operations are those of `like`.
 
-    Rules treat public arrays in another way, because a compiler may combine public numbers. So the
-    array is public only if `like` is.
+    The array is public only if `like` is public, because rules treat public arrays differently.
     """
     one = 0.0 if like.is_public else 1.0
     each = Difference(np.full(1, one), one * len(low), one * math.sqrt(len(low)))
@@ -243,16 +240,14 @@ def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
 
 
 def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstract:
-    """Returns a value for a result that the rule refuses.
+    """Returns an abstract value in place of a result that the rule refuses.
 
+    Its range covers only the cells whose intervals are known, so it is valid only if all are known.
     An entry of the result may change wherever an entry of an operand changes.
-
-    Its range covers only the cells whose intervals are known. So it is valid only if the intervals
-    of all cells are known.
     """
     xs = aligned(*operands)
-    # If all cells of some base are known, only such bases are used, because the known cells of
-    # another base may not cover all numbers.
+    # If all cells of some base are known, only such bases are used: the known cells of another base
+    # may not cover its whole range.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)

@@ -29,10 +29,10 @@ Sure = Callable[[Abstract, Abstract, float], tuple[np.ndarray, np.ndarray]]
 
 
 def less(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """Compares a < b.
+    """Returns for each entry whether a < b is certainly true, and whether it is certainly false.
 
-    If a and b may be closer than `gap`, the answer is not sure: a device may flush them to -0 and
-    0, and total order puts -0 before 0.
+    If a and b may be closer than `gap`, neither is certain: a device may flush them to -0 and 0,
+    and the total order of floats puts -0 before 0.
     """
     return a.high + gap < b.low, a.low >= b.high + gap
 
@@ -47,7 +47,7 @@ def compare(
     sure: Sure, first: Abstract, second: Abstract, *, swapped: bool = False, negated: bool = False,
     total_order: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Returns the value of a comparison. If an operand changes, an answer may change by 1.
+    """Returns the value of a comparison. Where an operand changes, the answer (0 or 1) may change.
 
     `swapped` and `negated` turn a < b into the comparisons a > b, a >= b and a <= b. `negated`
     turns a == b into a != b.
@@ -70,11 +70,11 @@ def compare(
     nan, unequal = a.nan | b.nan, sure is equal and negated
     if nan and total_order:
         raise RefusalError(
-            "the total order of numbers that may be NaN is not supported in proofs: compare "
-            "with < or =="
+            "proofs do not support comparisons by total order of numbers that may be NaN. Compare "
+            "with < or == instead"
         )
-    # With NaN, == and < are false, and != is true. So where NaN is possible, only this answer can
-    # be certain.
+    # An entry that is NaN makes == and < false, and != true. So if NaN is possible, the opposite
+    # answer is not certain.
     if nan:
         true, false = (true & unequal, false & (not unequal))
     l1 = l2 = row = math.inf
@@ -108,14 +108,13 @@ def everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
 
 
 def one_true(a: Abstract, b: Abstract) -> int:
-    """Returns the number of one-hot groups in a row of a == b; 0 if it is not one-hot.
+    """Returns how many answers in a row of a == b may be true, if it is one-hot; otherwise 0.
 
     The answers along an axis are one-hot if one array has distinct constants along this axis, and
-    the other array does not vary along it.
+    the other array does not vary along it. Then at most one of these answers is true.
     """
     for x, levels in ((a, b), (b, a)):
-        # Two uses of x may be rounded differently and equal different levels, so both answers may
-        # be true.
+        # If x is `coarse`, two uses of x may be rounded to two levels, so two answers may be true.
         if x.pending.coarse or not levels.is_known or not np.isfinite(levels.low).all():
             continue
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]
@@ -128,7 +127,9 @@ def one_true(a: Abstract, b: Abstract) -> int:
 
 def _check_booleans(*inputs: Abstract) -> None:
     if any(x.dtype != BOOL for x in inputs):
-        raise RefusalError("logic of integers is not supported in proofs: use booleans")
+        raise RefusalError(
+            "proofs do not support bitwise operations on integers. Use booleans instead"
+        )
 
 
 def negation(x: Abstract, **_: Any) -> Abstract:
@@ -145,7 +146,8 @@ def logic(
 ) -> Abstract:  # fmt: skip
     """Returns the value of and, or, xor, for booleans.
 
-    `combine` computes the ends of the result from the ends of the two operands; None for xor.
+    `combine` computes the endpoints of the result's range from those of the two operands. It is
+    None for xor.
     """
     _check_booleans(first, second)
     a, b = aligned(first, second)
@@ -164,9 +166,11 @@ def logic(
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
-    """Returns the value of `isfinite`: true for all numbers, because their range is finite."""
+    """Returns the value of `isfinite`: true except for NaN, because all ranges are finite."""
     if not x.is_finite:
-        raise RefusalError("is_finite of a constant that is not finite is not supported in proofs")
+        raise RefusalError(
+            "proofs do not support is_finite of a constant that contains NaN or infinity"
+        )
     # The range is finite, so an entry is finite unless it is NaN. An entry is NaN if it does not
     # equal itself.
     if x.nan:
@@ -195,7 +199,7 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
         np.broadcast_arrays(*(np.where(out, -math.inf, x.high) for out, x in zip(left, values)))  # noqa: B905
     )
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise RefusalError("a case of the choice may be infinite or NaN")
+        raise RefusalError("the chosen value may be infinite or NaN")
     width = rounding.up(over(high - low, choice.axis))
     whole = all(x.whole for x in values)
     flush = 0.0 if whole else 4 * rounding.tiny(values[0].dtype)
@@ -226,14 +230,14 @@ def _never_chosen(which: Abstract, nan: frozenset[Source], case: int, count: int
 
 
 def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
-    """Returns the value of a cast. It is exact, or else rounds or truncates."""
+    """Returns the value of a cast, which may be exact, round, or truncate."""
     dtype, ends, rows = np.dtype(new_dtype), (x.low, x.high), (x.l1_of_row, x.l2_of_row)
     if dtype == x.dtype:
         return x
     if x.nan and not (x.dtype in rounding.USUAL and dtype in rounding.USUAL and dtype.kind == "f"):
         raise RefusalError(
-            f"NaN cannot be represented in {dtype}: replace NaN before the cast, for example by "
-            "jnp.where(jnp.isnan(x), 0, x)"
+            f"the operand may be NaN, which {dtype} cannot represent. Replace NaN before the cast, "
+            "for example with jnp.where(jnp.isnan(x), 0, x)"
         )
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
@@ -242,7 +246,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
             rounded = x.low.astype(dtype).astype(float)
             ends = np.minimum(x.low, rounded), np.maximum(x.low, rounded)
             return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
-        raise RefusalError("a cast of a number that is not finite is not supported in proofs")
+        raise RefusalError("proofs do not support casts of NaN or infinity")
     if rounding.NARROW.intersection((dtype, x.dtype)):
         return _narrow(x, dtype)
     if dtype == BOOL:
@@ -255,14 +259,14 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
         pending = found.pending.having(cut=not x.whole)
         return dataclasses.replace(found, tied=x.tied, pending=pending)
     if dtype.kind != "f":
-        raise RefusalError(f"a cast to {dtype} is not supported in proofs")
+        raise RefusalError(f"proofs do not support casts to {dtype}")
     held = x.whole and float(x.magnitude.max()) <= rounding.exact_integers(dtype)
     exact = held or (x.dtype.kind == "f" and dtype.itemsize >= x.dtype.itemsize)
     theta = 0.0 if exact else 2 * rounding.unit(dtype)
     found = lipschitz(
         (x,), ends, (1.0,), dtype=dtype, relative=theta, whole=x.whole and exact, rows=rows
     )  # fmt: skip
-    # The array is constant along its tied axes, and is still so after the cast.
+    # A cast keeps an array constant along its `tied` axes.
     return dataclasses.replace(found, tied=x.tied)
 
 
@@ -275,12 +279,11 @@ def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
     """
     if not rounding.is_float(dtype):
         raise RefusalError(
-            f"a cast from {x.dtype} to {dtype} is not supported in proofs: cast to float32 in "
-            "between"
+            f"proofs do not support casts from {x.dtype} to {dtype}. Cast to float32 first"
         )
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
-    # If a compiler drops the cast to 16 bits, the cast back may round instead.
+    # If a compiler drops the cast to 16 bits, the cast back may round the number instead.
     theta = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6)
     found = lipschitz((x,), (x.low, x.high), (1.0,), dtype=dtype, relative=theta, whole=held)
     return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

@@ -52,16 +52,17 @@ def lipschitz(
     whole: bool = False,
     rows: tuple[float, float] = (math.inf, math.inf),
 ) -> Abstract:
-    """Returns the value of an operation with bounded derivatives, on aligned operands.
+    """Returns the value of an operation with bounded derivatives.
 
     Let v be the exact result. The device computes v (1 + theta) + eta, and may flush this number to
-    0. Both (1 - relative) v and (1 + relative) v increase with v, because `relative` is below 1. So
-    each end of the interval is widened by the error at this end. If eta is 0, no sign changes.
+    0. Each endpoint of the interval is widened by the error at this endpoint. This covers all v
+    between them, because (1 - relative) v and (1 + relative) v increase with v. If eta is 0, the
+    computed number does not have the opposite sign of v.
 
     Args:
         inputs: the operands, which have the same shape and the same axis of records.
         interval: the range of v.
-        gains: a bound on the derivative with respect to each operand.
+        gains: for each operand, a bound on the magnitude of the derivative.
         dtype: the dtype of the result; by default that of the first operand.
         relative: a bound on |theta|, below 1.
         absolute: a bound on |eta|.
@@ -70,13 +71,13 @@ def lipschitz(
     """
     if not np.max(relative) < 1:
         raise RefusalError(
-            "rounding may lose all digits of the result: compute in float32 or float64"
+            "rounding may lose all digits of the result. Compute in float32 or float64 instead"
         )
     shape, axis, dtype = inputs[0].shape, inputs[0].axis, dtype or inputs[0].dtype
     error = relative * np.maximum(*map(np.abs, interval)) + absolute
     per_row = [over(_ranked(gain, len(shape)), axis) for gain in gains]
-    # Each operand may be flushed to 0, and the gain amplifies this error. The result may be flushed
-    # to 0, too.
+    # A device may flush each operand and the result to 0. The gain of an operand multiplies its
+    # error.
     flush = 0.0 if whole else 2 * rounding.tiny(dtype) * (1 + sum(per_row))
     slip = rounding.up(over(_ranked(error, len(shape)), axis) + flush)
 
@@ -87,7 +88,6 @@ def lipschitz(
         l2 = sum(float(rounding.times(g, d.l2)) for g, d in zip(tops, ds, strict=True))
         return erring((rounding.up(np.asarray(each)), l1, l2), slip, shape, axis)
 
-    # Each end is widened by the error at this end, because a relative error is small near 0.
     off = [rounding.up(relative * np.abs(end) + absolute + flush) for end in interval]
     low, high = rounding.widened(*interval, *off)
     if not np.any(absolute):
@@ -112,7 +112,7 @@ def _ranked(array: Array | float, rank: int) -> Array:
 
 
 def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array]:
-    """Returns the widened interval (low, high), cut at 0 if `interval` is on one side of 0."""
+    """Returns the interval (low, high), cut at 0 if the narrower `interval` is on one side of 0."""
     return (
         np.where(interval[0] >= 0, np.maximum(low, 0.0), low),
         np.where(interval[1] <= 0, np.minimum(high, 0.0), high),
@@ -133,7 +133,7 @@ def _fits(low: Array, high: Array, dtype: np.dtype) -> bool:
 def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstract:
     """Returns the value of a sum (`sign` 1) or of a difference (`sign` -1).
 
-    The gains are 1. A sum of integers is exact if the dtype can represent it.
+    The derivatives have magnitude 1. A sum of integers is exact if the dtype can represent it.
 
     A compiler may rewrite (x + c) + d as x + (c + d). The rounding error of c + d is the same for
     f(D) and f(D'), so it widens only the range. If the first operand is a sum, a compiler may also
@@ -147,7 +147,7 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
     most = max(pending.shift, pending.load)
     whole = a.whole and b.whole and _fits(low, high, dtype)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
-    # A constant that is 0 is ignored, because adding it changes nothing.
+    # Adding a constant 0 changes nothing.
     constant_ = any(x.is_public and x.magnitude.any() for x in (a, b))
     if not whole and (a.pending.shift or b.pending.shift) and constant_:
         combined = 8 * rounding.unit(dtype) * pending.shift
@@ -162,11 +162,10 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
 
 def vanishing(x: Abstract, bits: float) -> Abstract:
-    """Returns the product x, with the error that arises if a factor is flushed to 0 early.
+    """Adds to a product x the error of a factor that a device flushes to 0.
 
-    A device may flush a factor to 0 before it is multiplied by the other factors.
-
-    The product of the other factors is at most 2^bits.
+    The device may flush a tiny factor before it multiplies it by the other factors, whose product
+    is at most 2^bits.
     """
     if x.whole or not bits:
         return x
@@ -189,9 +188,9 @@ def corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> tu
 def multiply(
     first: Abstract, second: Abstract, *, dtype: np.dtype | None = None, **_: Any
 ) -> Abstract:
-    """Returns the value of a product, whose gains are |b| and |a|.
+    """Returns the value of a product a b, whose derivatives have magnitudes |b| and |a|.
 
-    If both operands are the same array, it is a square.
+    If both operands are the same array, the product is a square.
     """
     if first is second:  # The range of a square is tighter, because a square is never negative.
         return integer_power(first, 2, dtype=dtype)
@@ -223,7 +222,7 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
     """Returns the value of x^y for a public integer y; for y < 0, it is 1 / x^-y."""
     if y < 0:
         found = quotient(constant(np.ones((), x.dtype)), integer_power(x, -y))
-        # Not only the quotient is rounded, but also the power, so `off` is not valid.
+        # `off` would cover only the rounding of the quotient, but the power is also rounded.
         return dataclasses.replace(found, off=None)
     if y == 0:
         ones = np.ones((1,) * len(x.shape))
@@ -234,7 +233,7 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
         ends = even if y % 2 == 0 else (x.low**y, x.high**y)
         gain = rounding.up(y * top ** (y - 1))
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
-        raise RefusalError("the power may overflow: bound its base more tightly")
+        raise RefusalError("the power may overflow. Clip its base to a smaller interval")
     whole = x.whole and _fits(*ends, dtype or x.dtype)
     # A power is computed by at most y products, each with a relative error of at most 2 u. So the
     # total relative error is at most e^(2 y u) - 1.
@@ -257,14 +256,14 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     if first.dtype.kind != "f":
         _check_divisor(b)
         ends = np.trunc(a.low / b.low), np.trunc(a.high / b.low)
-        # The divisor may differ between records, so its smallest value is used.
+        # Records may have different divisors. The smallest one gives the largest change.
         least = -over(-b.low, a.axis)
         return _of_whole_numbers((a, b), ends, lambda d: np.ceil(d / least))
     least = nearest_to_zero(b.low, b.high)
     if (least < rounding.SMALLEST_DENOMINATOR).any():
         raise RangeRefusalError(
-            f"the denominator is in [{b.low.min():.3g}, {b.high.max():.3g}], so it may be 0: "
-            "bound it away from 0, for example by jnp.maximum"
+            f"the denominator may be 0, because it is in [{b.low.min():.3g}, {b.high.max():.3g}]. "
+            "Bound it away from 0, for example with jnp.maximum"
         )
     low, high = corners(a, b, np.divide)
     theta = rounding.DIVISION * rounding.unit(a.dtype)
@@ -272,8 +271,8 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     top = float(gains[0].max())
     rows = (a.l1_of_row * top, a.l2_of_row * top)
     found = lipschitz((a, b), (low, high), gains, relative=theta, rows=rows)
-    # Gains overestimate large changes of b, because 1/b is convex. So the change of each entry gets
-    # a second, tighter bound.
+    # The gain of b is the largest slope of a / b in its range. If b changes a lot, the average
+    # slope is smaller, so the docstring's bound is tighter.
     error = theta * np.maximum(np.abs(low), np.abs(high))
     flush = 2 * rounding.tiny(a.dtype) * (1 + gains[0] + gains[1])
     slip = 2 * rounding.up(over(error + flush, a.axis))
@@ -291,15 +290,15 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
 def remainder(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     """Returns the value of the remainder of an integer and a public divisor.
 
-    The remainder has the sign of the integer, and is smaller than the divisor.
-
-    A number smaller than the divisor is its own remainder. For any other number, the remainder may
-    change to any other remainder.
+    The remainder has the sign of the integer, and a smaller magnitude than the divisor. An integer
+    of smaller magnitude than the divisor is its own remainder. For other integers, the range of the
+    remainder bounds its change.
     """
     a, b = aligned(first, second)
     if first.dtype.kind == "f":
         raise RefusalError(
-            "a remainder of floats is not supported in proofs: subtract a multiple by jnp.floor"
+            "proofs do not support remainders of floats. Subtract a multiple of the divisor with "
+            "jnp.floor instead"
         )
     _check_divisor(b)
     most, still = b.low - 1, a.magnitude < b.low
@@ -313,8 +312,8 @@ def _check_divisor(b: Abstract) -> None:
     """Refuses integer divisors that are private, or not above 0."""
     if not b.is_known or not (b.low > 0).all():
         raise RefusalError(
-            "a quotient or remainder of integers is supported in proofs only for a public "
-            "divisor above 0: convert to float"
+            "proofs support integer division and remainders only for public divisors above 0. "
+            "Convert the integers to floats instead"
         )
 
 
@@ -336,7 +335,7 @@ def _of_whole_numbers(
 
 
 def capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
-    """Adds a second bound on how much each entry changes: a function of the operands' changes."""
+    """Tightens the bound on the change of each entry by a function of the operands' changes."""
 
     def moved(d: Difference, *ds: Difference) -> Moves:
         return np.minimum(d.each, bound(*ds)), d.l1, d.l2
@@ -347,13 +346,13 @@ def capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., A
 
 
 def negative(x: Abstract, **_: Any) -> Abstract:
-    """Returns the value of -x, which is exact and has gain 1."""
+    """Returns the value of -x, which is exact and keeps distances."""
     rows = x.l1_of_row, x.l2_of_row
     return lipschitz((x,), (-x.high, -x.low), (1.0,), whole=x.whole, rows=rows)
 
 
 def absolute(x: Abstract, **_: Any) -> Abstract:
-    """Returns the value of |x|, which is exact and has gain 1."""
+    """Returns the value of |x|, which is exact and does not increase distances."""
     ends, rows = (nearest_to_zero(x.low, x.high), x.magnitude), (x.l1_of_row, x.l2_of_row)
     return lipschitz((x,), ends, (1.0,), whole=x.whole, rows=rows)
 
@@ -392,7 +391,7 @@ def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
         a, b = aligned(low, high)
         if (a.high > b.low).any():
             raise RefusalError(
-                "the lower bound of a clamp may exceed its upper bound: use jnp.clip"
+                "the lower bound of the clamp may exceed its upper bound. Use jnp.clip instead"
             )
     return extremum(extremum(low, x, largest=True), high, largest=False)
 
@@ -401,19 +400,23 @@ def steps(
     function: Callable[..., Array], x: Abstract, *, dtype: np.dtype | None = None,
     rounding_method: Any = lax.RoundingMethod.TO_NEAREST_EVEN, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Returns the value of floor, ceil, round, trunc or sign: monotone, with integer results."""
+    """Returns the value of floor, ceil, round, trunc or sign: increasing, with integer results."""
     # The interval below is computed by np.round, which rounds halves to even. With another method,
     # results might be outside of this interval.
     if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
-        raise RefusalError("rounding halves away from 0 is not supported in proofs: use jnp.round")
+        raise RefusalError(
+            "proofs do not support rounding halves away from 0. Use jnp.round instead"
+        )
     dtype = dtype or x.dtype
     ends = function(x.low), function(x.high)
     if x.whole:
         return lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True)
     if not _fits(*ends, dtype):
-        raise RefusalError("the result is an integer that may be too large for its dtype: clip it")
+        raise RefusalError(
+            "the result may be an integer that is too large for its dtype. Clip the operand first"
+        )
 
-    # Between two numbers at distance d there are at most ceil(d) + 1 jumps, each of size 1.
+    # Between two numbers at distance d, the function has at most ceil(d) + 1 jumps, each of size 1.
     def moved(d: Difference) -> Moves:
         return np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf
 

@@ -83,7 +83,7 @@ def planned(equation: Equation, operands: Sequence[Abstract]) -> Planned | None:
 
 
 def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
-    """Stores the exact form of an operation. In a loop, its range covers the terms of all steps."""
+    """Stores the exact form of an operation. In a loop, one range covers the terms of all steps."""
     old = sums.get(path)
     if not isinstance(plan, VarianceOf) and type(old) is type(plan):
         plan = dataclasses.replace(plan, exponent=max(plan.exponent, old.exponent))  # type: ignore[union-attr]
@@ -133,7 +133,7 @@ def _has_many_terms(equation: Equation) -> bool:
 
 
 def _call(kind: Kind, *xs: Any) -> Equation:
-    """Returns the equation that calls an exact sum, scatter or variance of arrays."""
+    """Returns the equation that applies an exact sum, scatter or variance to arrays."""
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs]
     (equation,) = jax.make_jaxpr(kind)(*specs).jaxpr.eqns
     return equation
@@ -146,10 +146,10 @@ def _digest(kind: Kind, *arrays: tuple[tuple[int, ...], np.dtype]) -> str:
 
 
 def kind_of(equation: Equation, inner: Any) -> Kind | None:
-    """Returns the exact sum, scatter or variance that an inner program computes; None if none.
+    """Returns the exact sum, scatter or variance that an inner program computes; otherwise None.
 
-    The name of the inner program is not trusted. The inner program must be equal to the program for
-    which this name stands.
+    A name alone proves nothing, because a user's program may have the same name. So the inner
+    program must be equal to the exact program of this name.
     """
     name = str(equation.params.get("name"))
     kind = next((x for kind in _KINDS if (x := kind.named(name)) is not None), None)

@@ -68,7 +68,7 @@ def planned_scatter(
     """Returns the exact form of a scatter of records; None if floats are as accurate.
 
     Raises:
-        RefusalError: for scatters of another form, because exact scatters support only one form.
+        RefusalError: if an exact scatter cannot replace the scatter.
     """
     whole, count = start.whole and updates.whole, updates.shape[0] if updates.shape else 1
     over = is_over_records(updates, [0]) or not places.is_public
@@ -77,7 +77,9 @@ def planned_scatter(
     mode = lax.GatherScatterMode.from_any(mode)
     check_scatter(start, places, updates, dimension_numbers, mode)
     if not start.is_finite:
-        raise RefusalError("an exact scatter needs a public start, for example zeros")
+        raise RefusalError(
+            "an exact scatter needs a public array to add to. Start with zeros, for example"
+        )
     exponent = exponent_of_range(updates, (0,), count)
     return None if exponent is None else ExactScatter(exponent, _MODES.index(mode))
 
@@ -95,8 +97,8 @@ def scattered_exactly(
     size, _ = check_scatter(start, places, updates, numbers, _MODES[kind.mode])
     if updates.nan or updates.pending.coarse or not start.is_finite or start.pending.coarse:
         raise RefusalError(
-            "an exact scatter needs finite updates and a public start: start at public numbers, "
-            "for example at zeros"
+            "an exact scatter needs finite updates and a public array to add to. Start with "
+            "zeros, for example"
         )
     n, dtype = updates.shape[0], start.dtype
     off = most_off(updates, n, kind.exponent)

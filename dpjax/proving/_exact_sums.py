@@ -24,11 +24,10 @@ from dpjax.proving._reductions import Sums, sum_over
 from dpjax.proving._rows import as_dense
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
-# The exponents of ranges that are supported, so that floats can represent all powers of two in this
-# file.
+# The exponents of supported ranges. For these, floats represent all powers of two in this file.
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-# To split a term into digits, it is multiplied by powers of 2, up to 2 to this exponent.
+# Splitting a term into digits multiplies it by powers of 2, up to 2 to this exponent.
 _BITS_OF_DIGITS = 52
 # An exact matrix product stores its terms in memory: at most this many for each record.
 _MOST_PRODUCTS = 2**10
@@ -91,7 +90,7 @@ class ExactSums(Named):
         raise NotImplementedError
 
     def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Returns the sums of the digits of each position."""
+        """Returns the exact sums of digits, for one array of digits per position."""
         raise NotImplementedError
 
     def of_floats(self, x: Abstract, sums_of: "SumsOf") -> Abstract:
@@ -169,11 +168,13 @@ def worth_it(count: int, dtype: np.dtype) -> bool:
 def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
     """Returns the abstract value of exact sums.
 
-    These are the same sums, but of terms that are rounded to a grid. Rounding to the grid changes a
-    term by at most half a step. So if a term changes by d, the rounded term changes by at most d +
-    step. If a term does not change, the rounded term does not change. If `apart` is above 0, a
-    compiler may compute a term again for each digit, and round it differently. Then a digit may
-    differ by 1. The total is rounded once, to the nearest float.
+    An exact sum adds up terms that are rounded to a grid, and then rounds the total to the nearest
+    float. Rounding to the grid changes a term by at most half a step. So if a term changes by d,
+    the rounded term changes by at most d + step; if the term does not change, neither does the
+    rounded one.
+
+    If `apart` is above 0, a compiler may compute a term again for each digit and round it
+    differently. Then a digit may differ by 1.
     """
     count = kind.count(x.shape)
     if x.nan or x.pending.coarse or not kind.divisor > 0:
@@ -226,7 +227,7 @@ def most_off(x: Abstract, count: int, exponent: int, *, wide: bool = False) -> f
     # with public factors.
     if x.pending.bits + abs(exponent) + _BITS_OF_DIGITS > rounding.most_bits(x.dtype):
         raise RefusalError(
-            "the product of the public factors in an exact sum may overflow: rescale the records"
+            "the product of the public factors in an exact sum may overflow. Rescale the records"
         )
     dtype = np.dtype(np.float64) if wide else x.dtype
     bits = bits_of_a_digit(count, dtype)
@@ -234,8 +235,8 @@ def most_off(x: Abstract, count: int, exponent: int, *, wide: bool = False) -> f
     if wide:
         return step / 2
     # Two different floats of magnitude m differ by at least m 2^-(nmant + 1). So if two copies of a
-    # term differ by much less than step 2^-nmant, they are equal, or far below one step, and then
-    # all of their digits are 0.
+    # term differ by much less than step 2^-nmant, either they are equal, or both are far below one
+    # step and all of their digits are 0.
     differ = x.apart * 2.0 ** (float_limits(x.dtype).nmant + 4) > step
     return step / 2 + (_mismatch(x, exponent, bits) if differ else 0.0)
 
@@ -257,10 +258,11 @@ def needs_width(x: Abstract, axes: Sequence[int], exponent: int, count: int) -> 
 
 
 def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
-    """Returns the largest distance from a number of magnitude up to `largest` to a float.
+    """Bounds the distance of a number to the nearest float, for magnitudes up to `largest`.
 
-    Numbers up to 2^e are within 2^(e - 1) u of the nearest float, and larger numbers within 2^e u.
-    A number just above 2^e is rounded to 2^e.
+    Let 2^e be the largest power of two up to `largest`. Numbers up to 2^e are within 2^(e - 1) u of
+    the nearest float. Larger numbers are within 2^e u, but a number just above 2^e is rounded to
+    2^e.
     """
     power = np.exp2(np.frexp(largest)[1] - 1.0)  # The largest power of 2 that is at most `largest`.
     return np.minimum(np.maximum(power * unit / 2, largest - power), power * unit)
@@ -316,8 +318,8 @@ def planned_product(
     dtypes = {first.dtype, second.dtype, preferred_element_type or first.dtype}
     if len(set(map(np.dtype, dtypes))) > 1 or ba or math.prod(free) > _MOST_PRODUCTS:
         raise RefusalError(
-            "an exact sum of products needs one dtype, no batch, and at most "
-            f"{_MOST_PRODUCTS} products for each record: use fewer columns"
+            "an exact sum of products needs operands of one dtype, without batch axes, and at "
+            f"most {_MOST_PRODUCTS} products for each record. Use fewer columns, for example"
         )
     (largest_a, least_a), (largest_b, least_b) = (_largest(x, summed) for x, summed in pairs)
     # This margin covers the rounding of each product.
@@ -325,7 +327,7 @@ def planned_product(
     exponent = _exponent(largest, least, count, first, second)
     if exponent is None:
         return None
-    # Two copies of a product differ by their own rounding, and by the differences of its factors.
+    # Two copies of a product differ by their own rounding and by the differences of their factors.
     apart = first.apart * largest_b + second.apart * largest_a + 8 * rounding.unit(first.dtype)
     wide = any(
         needs_width(dataclasses.replace(x, apart=apart), axes, exponent, count)
@@ -359,13 +361,18 @@ def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | 
     if not worth_it(count, dtype) or largest == 0:
         return None
     if any(x.nan or x.pending.coarse for x in xs):
-        raise RefusalError("an exact sum needs terms that are numbers of at least 32 bits")
+        raise RefusalError(
+            "an exact sum needs terms that cannot be NaN and are computed in at least 32 bits"
+        )
     if exponent not in EXPONENTS:
-        raise RefusalError(f"terms of an exact sum may be as large as {largest:.3g}: rescale them")
+        raise RefusalError(
+            f"the terms of an exact sum may be as large as {largest:.3g}, which is outside of the "
+            "supported range. Rescale them"
+        )
     if largest > _MOST_UNLIKE * least:
         raise RefusalError(
             f"the terms of one column may be {largest / least:.3g} times as large as those of "
-            "another column: sum these columns separately, or rescale them"
+            "another column. Sum these columns separately, or rescale them"
         )
     try:
         bits_of_a_digit(count, dtype)

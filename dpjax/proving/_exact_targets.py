@@ -35,7 +35,7 @@ def exact_bounds(target: Target, specs: Database, public: RecordBounds) -> Recor
             f"none for {reason}"
         )
     if again.sums:
-        raise ValueError(f"target has sums over the records that cannot be exact: {again.sums}")
+        raise ValueError(f"these sums over the records of target cannot be exact: {again.sums}")
     return exact
 
 

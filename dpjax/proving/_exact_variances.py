@@ -30,8 +30,8 @@ from dpjax.proving._exact_sums import (
 from dpjax.proving._value import Abstract, Pending, RefusalError, make
 
 _MOST = 60
-# All columns share one center and one grid. The distance of the records from the center may exceed
-# the range of any column by at most this factor.
+# All columns share one center and one grid. The largest distance of a number from the center may be
+# at most this many times the width of the narrowest column.
 _MOST_UNLIKE = 2.0**10
 _FLOAT64 = np.dtype(np.float64)
 
@@ -104,7 +104,7 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
         raise RefusalError("the numbers of an exact variance must be within its range")
     if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(_FLOAT64):
         raise RefusalError(
-            "the product of the public factors in a variance may overflow: rescale the records"
+            "the product of the public factors in a variance may overflow. Rescale the records"
         )
     apart = x.apart + 4 * 2.0**-53 * top
     off = apart + _off_grid(n, kind.exponent)

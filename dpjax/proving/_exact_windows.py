@@ -45,7 +45,7 @@ class ExactCumulative(ExactSums):
 
 @dataclasses.dataclass(frozen=True)
 class ExactWindows(ExactSums):
-    """Sums over windows, as in `lax.reduce_window`; the other fields are its parameters."""
+    """Sums over windows, whose fields are the parameters of `lax.reduce_window`."""
 
     sizes: tuple[int, ...] = (1,)
     strides: tuple[int, ...] = (1,)

@@ -35,7 +35,7 @@ from dpjax.proving._value import (
 def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     """Returns the value of x^y for x > 0 and a public y.
 
-    The slope of the power is largest at an end of the range of x.
+    The slope of the power is largest at an endpoint of the range of x.
 
     A device may compute exp(y log x). Then each of a few operations changes the operand of exp by
     at most u |y log x|, where u is the unit roundoff.
@@ -45,20 +45,21 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
         return _exponential(float(x.low.flat[0]), stretched(exponent, x.shape or exponent.shape))
     if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
         raise RefusalError(
-            "a power is supported in proofs only if its exponent or its base is one public float"
+            "proofs support a power only if its exponent or its base is a single public float"
         )
     y = float(exponent.low.flat[0])
     if exponent.shape or exponent.low.size != 1 or not abs(y) <= LARGEST_EXPONENT:
         raise RefusalError(
-            f"a power of this form is not supported in proofs, with exponent {y:.3g}"
+            f"proofs support a power only if its exponent is a scalar in [-{LARGEST_EXPONENT}, "
+            f"{LARGEST_EXPONENT}], got {y:.3g} of shape {exponent.shape}"
         )
     least = float(x.low.min())
     if y > 0 and 0 <= least < rounding.SMALLEST_DENOMINATOR:
         return _power_from_zero(x, y)
     if least < rounding.SMALLEST_DENOMINATOR:
         raise RangeRefusalError(
-            f"the base of a power is in [{least:.3g}, {x.high.max():.3g}], so it may be 0 or "
-            "negative: clamp it from below, for example by jnp.maximum"
+            f"the base of the power may be 0 or negative, because it is in [{least:.3g}, "
+            f"{x.high.max():.3g}]. Clamp it from below, for example with jnp.maximum"
         )
     ends = x.low**y, x.high**y
     low, high = np.minimum(*ends), np.maximum(*ends)
@@ -68,7 +69,7 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     # relative errors of the power.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
-        raise RefusalError("the power may overflow: rescale its base")
+        raise RefusalError("the power may overflow. Rescale its base")
     # This covers the exponential of these errors, and the rounding errors of the host.
     theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
@@ -87,7 +88,7 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
     units = 2 * rounding.elementary(x.dtype) + 16 * y * (logs + 1)
     theta = np.expm1(units * rounding.unit(x.dtype)) + 2.0**-40
     if not np.isfinite(high).all() or theta > 2.0**-4:
-        raise RefusalError("the power may overflow: rescale its base")
+        raise RefusalError("the power may overflow. Rescale its base")
     error = theta * high + (2 * tiny) ** y + 4 * tiny
     lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
 
@@ -119,11 +120,11 @@ def _exponential(base: float, x: Abstract) -> Abstract:
     """Returns the value of b^x for a public b > 0, computed as exp(x log b)."""
     if not (2.0**-30 <= base <= 2.0**30 and x.dtype.kind == "f"):
         raise RefusalError(
-            f"a power of the base {base:.3g} is not supported in proofs: use a base in [1e-9, 1e9]"
+            f"proofs do not support powers of the base {base:.3g}. Use a base in [1e-9, 1e9]"
         )
     slope = abs(math.log(base))
     if slope * float(x.magnitude.max()) > 40:
-        raise RefusalError("the power may overflow: rescale")
+        raise RefusalError("the power may overflow. Rescale the exponent")
     ends = base**x.low, base**x.high
     low, high = np.minimum(*ends), np.maximum(*ends)
     units = 2 * rounding.elementary(x.dtype) + 16 * (slope * x.magnitude + 1)
@@ -154,10 +155,11 @@ def exp2(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
 
 def _check(x: Abstract, accuracy: object) -> None:
     if accuracy is not None:
-        raise RefusalError("accuracy= is not supported in proofs: leave it out")
+        raise RefusalError("proofs do not support accuracy=. Call the function without it")
     if x.dtype.kind != "f":
         raise RefusalError(
-            f"{x.dtype} is not supported in proofs of this operation: convert to float first"
+            f"proofs support this operation only for floats, got {x.dtype}. Convert the operand to "
+            "float first"
         )
 
 
@@ -178,8 +180,8 @@ def _monotone(
         slope: slope(low, high) is the largest |slope| on [low, high].
         domain: the interval of allowed operands; others are refused.
         modulus: bounds |f(a) - f(b)| for |a - b| <= d. It is tighter than slope times d. If f is
-            convex or concave, the worst a and b are at the steeper end of the interval. If f is odd
-            and its slope decreases with |x|, they are -d/2 and d/2.
+            convex or concave, the largest difference is at the steeper end of the interval. If f is
+            odd and its slope decreases with |x|, it is the difference of f(d/2) and f(-d/2).
         reach: an interval that contains every computed result.
         absolute_error: whether small values have the same absolute error as the value 1. Otherwise
             the error is relative to the value.
@@ -191,26 +193,25 @@ def _monotone(
         _check(x, accuracy)
         if x.low.min() < domain[0] or x.high.max() > domain[1]:
             raise RangeRefusalError(
-                f"the operand is in [{x.low.min():.3g}, {x.high.max():.3g}], but a proof needs "
-                f"it to be in [{domain[0]:.3g}, {domain[1]:.3g}]"
+                f"the operand may be in [{x.low.min():.3g}, {x.high.max():.3g}], but a proof needs "
+                f"it to be in [{domain[0]:.3g}, {domain[1]:.3g}]. Clip it with jnp.clip"
             )
-        # A device may flush a subnormal operand to 0. In this case, the interval of operands
-        # contains 0.
+        # A device may flush a subnormal operand to 0. The interval of such an operand contains 0.
         ends = function(x.low), function(x.high)
         low, high = np.minimum(*ends), np.maximum(*ends)
         size = np.maximum(np.abs(low), np.abs(high))
         size = np.maximum(size, 1.0) if absolute_error else size
         counted = rounding.elementary(x.dtype) + rounded_operand * np.abs(x.high)
         error = counted * rounding.unit(x.dtype) * size + 2.0**-40 * size * 2.0**-4
-        # The slope may underflow to 0 on the host. The tiny summand keeps the gain above 0.
+        # The slope may underflow to 0 on the host. Adding a tiny number keeps the gain above 0.
         gain = rounding.up(slope(x.low, x.high)) * (1 + 2.0**-30) + 2.0**-500
         found = lipschitz((x,), (low, high), (gain,), absolute=error)
         slip = rounding.up(2 * over(error + 2 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
         lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
         below, off = np.asarray(reach[0]), found.off
         if not absolute_error:
-            # Small values have smaller errors. Operands are cut at 64, because for operands below
-            # -64 the values are below 2^-90.
+            # The error is relative, so small values have smaller errors. For operands below -64,
+            # the value is below 2^-90, and `flush` covers its error.
             operand = np.minimum(x.magnitude, 64.0)
             counted = rounding.elementary(x.dtype) + rounded_operand * operand
             relative = counted * rounding.unit(x.dtype) + 2.0**-44
@@ -312,8 +313,8 @@ def arctangent(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     _check(x, None)
     if x.low.min() < rounding.SMALLEST_DENOMINATOR:
         raise RangeRefusalError(
-            f"the second operand of atan2 is in [{x.low.min():.3g}, {x.high.max():.3g}], and a "
-            "proof needs it to be above 0: clamp it, for example by jnp.maximum"
+            f"the second operand of atan2 must be above 0, but it may be in [{x.low.min():.3g}, "
+            f"{x.high.max():.3g}]. Clamp it from below, for example with jnp.maximum"
         )
     low, high = corners(y, x, np.arctan2)
     gains = rounding.up(1 / x.low), rounding.up(np.minimum(0.5 / x.low, y.magnitude / x.low**2))
@@ -329,8 +330,8 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
     _check(x, accuracy)
     if x.low.min() < 0:
         raise RangeRefusalError(
-            f"the operand of sqrt is in [{x.low.min():.3g}, {x.high.max():.3g}], so it may be "
-            "negative: clamp it from below, for example by jnp.maximum(x, 0)"
+            f"the operand of sqrt may be negative, because it is in [{x.low.min():.3g}, "
+            f"{x.high.max():.3g}]. Clamp it from below, for example with jnp.maximum(x, 0)"
         )
     ends = np.sqrt(x.low), np.sqrt(x.high)
     # Subnormal numbers may be flushed to 0, which changes their roots by at most the root of such a
@@ -348,14 +349,15 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
 
 
 def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:
-    """Returns the value of sin (whose peak is at pi/2) or cos (whose peak is at 0), with gain 1.
+    """Returns the value of sin (with a peak at pi/2) or cos (at 0). Its slopes are within [-1, 1].
 
     The range contains 1 only if an operand may be at a peak, and -1 only if one may be at a trough.
     """
     _check(x, accuracy)
     if x.magnitude.max() > 2.0**12:
         raise RefusalError(
-            "the operand of sin or cos may exceed 4096, where its error is not documented"
+            "the magnitude of the operand of sin or cos may exceed 4096, and proofs have no bound "
+            "on the rounding error there. Reduce the operand modulo 2 pi first"
         )
     sides = np.cos(x.low - peak), np.cos(x.high - peak)
     highest = np.where(_meets(x, peak), 1.0, np.maximum(*sides))

@@ -32,14 +32,18 @@ def check_places(places: Abstract, size: int) -> None:
     small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
     if small or max(size, places.high.max()) >= 2.0**31:
         raise RefusalError(
-            f"indices of dtype {places.dtype} are not supported by proofs here: use int32"
+            "proofs support only integer indices of at least 32 bits and below 2^31, got "
+            f"{places.dtype}. Use int32 instead"
         )
 
 
 def check_inside(first: float, last: float, size: int) -> None:
-    """Refuses indices out of bounds: XLA merges nested slices, and would read other entries."""
+    """Refuses indices that may be out of bounds.
+
+    XLA merges nested slices, and may then read other entries than the separate slices.
+    """
     if not 0 <= first <= last < size:
-        raise RefusalError("an index may be out of bounds: clip the index")
+        raise RefusalError("an index may be out of bounds. Clip it first")
 
 
 def _moved(
@@ -107,12 +111,10 @@ def broadcast(
 def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **_: Any) -> Abstract:
     """Returns the value of a reshape, which keeps the order of entries.
 
-    If a row of a record does not keep its entries, the result has no axis of records.
+    If the reshape mixes entries of different records, the result has no axis of records.
     """
     if dimensions is not None:
-        raise RefusalError(
-            "a reshape that also transposes is not supported in proofs: transpose first"
-        )
+        raise RefusalError("proofs do not support a reshape that also transposes. Transpose first")
     shape = tuple(new_sizes)
     axis = None
     if x.axis is not None:
@@ -144,8 +146,8 @@ def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
         if size == n and math.prod(after[:k]) == ahead:
             return k
     raise RefusalError(
-        f"the reshape {tuple(before)} to {tuple(after)} mixes the records of axis {axis}: keep "
-        "the axis of records as it is"
+        f"the reshape from {tuple(before)} to {tuple(after)} mixes records, which are along axis "
+        f"{axis}. Keep this axis as it is"
     )
 
 
@@ -164,13 +166,13 @@ def cut(
     strides: Sequence[int] | None = None,
     **_: Any,
 ) -> Abstract:
-    """Returns the value of a slice. If it takes only some records, the changed one may be left out.
+    """Returns the value of a slice, which may leave out the changed record.
 
     If the slice does not start at the first record, or has a stride, rows get other indices. Then
     row i of this array and row i of another array may belong to different records. So the result
     has no axis of records.
 
-    If numbers of a sorted vector are replaced, then at most as many are replaced in a slice of it.
+    If k numbers of a sorted vector are replaced, at most k numbers of a slice of it are replaced.
     """
     steps = strides or [1] * len(x.shape)
     chosen = list(map(slice, start_indices, limit_indices, steps))
@@ -209,7 +211,7 @@ def split(x: Abstract, sizes: Sequence[int], axis: int, **_: Any) -> list[Abstra
 def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **_: Any) -> Abstract:
     """Returns the value of a slice that starts at public indices."""
     if not all(start.is_known for start in starts):
-        raise RefusalError("a slice at an index that is not public is not supported in proofs")
+        raise RefusalError("proofs support a dynamic slice only if its start indices are public")
     firsts = [int(start.low) for start in starts]
     for start, first, whole, size in zip(starts, firsts, x.shape, slice_sizes, strict=True):
         check_places(start, whole)
@@ -224,8 +226,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     """
     dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
-    # Either the arrays have different axes of records, or records are concatenated along their
-    # axis.
+    # The result has no axis of records if the arrays have different ones, or if they are
+    # concatenated along it.
     if axes or axis == dim:
         axis = None
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
@@ -284,7 +286,7 @@ def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
     """Returns the value of copies of an array along its axes."""
     if len(reps) != len(x.shape) or not 1 <= math.prod(reps) <= _MOST_COPIES:
         raise RefusalError(
-            f"more than {_MOST_COPIES} copies of an array are not supported in proofs"
+            f"proofs support at most {_MOST_COPIES} copies of an array in one jnp.tile"
         )
     for axis, count in enumerate(reps):
         x = join(*[x] * count, dimension=axis) if count > 1 else x
@@ -323,11 +325,9 @@ def pad(
     No record changes a row that consists of padding.
     """
     if not value.is_known or not value.is_finite:
-        raise RefusalError(
-            "padding by a number that is not public and finite is not supported in proofs"
-        )
+        raise RefusalError("proofs support padding only with a public, finite number")
     if any(start < 0 or end < 0 for start, end, _ in padding_config):
-        raise RefusalError("negative padding is not supported in proofs: use a slice instead")
+        raise RefusalError("proofs do not support negative padding. Slice the operand instead")
     number, axes = float(value.low), list(zip(x.shape, padding_config, strict=True))
     shape = tuple(a + b + s + max(0, s - 1) * inner for s, (a, b, inner) in axes)
     if x.axis is not None and (padding_config[x.axis][0] or padding_config[x.axis][2]):
@@ -360,7 +360,7 @@ def pad(
 
 
 def platform_index(platforms: Sequence[object], **_: Any) -> Abstract:
-    """Returns the value of the index of a platform in a list, which no record changes."""
+    """Returns the value of a platform's index in a list. No record changes it."""
     none = np.zeros(()), 0.0, 0.0
     last = np.array(len(platforms) - 1.0)
     return make((), np.dtype(np.int32), np.zeros(()), last, None, none, none, whole=True)
@@ -372,6 +372,6 @@ def iota(shape: Sequence[int], dimension: int, dtype: np.dtype, **_: Any) -> Abs
     # Integers wrap around: in uint8, 255 is followed by 0.
     largest = np.iinfo(dtype).max if dtype.kind in "iu" else rounding.exact_integers(dtype)
     if dtype.kind not in "fiu" or size - 1 > largest:
-        raise RefusalError("iota has more entries than its dtype has integers: use a wider dtype")
+        raise RefusalError("iota has more entries than its dtype can represent. Use a wider dtype")
     short = [size if k == dimension else 1 for k in range(len(shape))]
     return stretched(constant(np.arange(size, dtype=dtype).reshape(short)), shape)

@@ -110,7 +110,7 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
     products = rounding.up(width[:, None] * width)
     # A record and its replacement differ by at most the widths, and by at most 2 R in the l2 norm.
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
-    # If neither of two coordinates changes, their covariance is the same on both databases.
+    # If two coordinates are the same on both databases, so is their covariance.
     still = np.broadcast_to(x.changed.each[0], width.shape) == 0
     fixed = still[:, None] & still
     each = np.where(fixed, 0.0, rounding.up(products * share + 2 * error))
@@ -123,10 +123,10 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
 def _centered(
     x: Abstract, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Returns the widths of ranges, the errors of computed means, and a relative error.
+    """Returns the widths of ranges, bounds on the errors of means, and a relative error.
 
-    The relative error is that of a sum of squares around the mean. It is infinite if no lemma
-    applies, because it would be too large.
+    The relative error is that of a sum of squares around the mean. It is infinite if it is too
+    large for the lemmas.
     """
     gamma = rounding.sum_units(x.n, x.dtype)
     off = _mean_error(x, np.maximum(np.abs(low), np.abs(high)))
@@ -152,10 +152,10 @@ def pooled(s: Abstract, x: Abstract) -> Abstract | None:
     If s is a matrix, the result is one mean for each row of s.
 
     Let W be the width of the range of s. One of n weights is at most the fraction t = e^W / (n - 1
-    + e^W) of their sum. Let m be the same mean without record i. Then the mean is m + t_i (x_i -
-    m) with t_i <= t, so on both databases it is in the set of the points m + t (y - m), where y is
-    within the range and the ball of a record. So it changes by at most t times the diameter of
-    this range and this ball.
+    + e^W) of their sum. Let m be the same mean without record i. Then the mean is m + t_i (x_i - m)
+    with t_i <= t, so on both databases it is in the set of the points m + t (y - m), where y is
+    within the range and the ball of a record. So it changes by at most t times the diameter of the
+    intersection of this range and this ball.
 
     If s is a matrix whose entry (j, k) depends only on the records j and k, this is true for every
     row except that of the changed record, which may change by the whole diameter.
@@ -217,10 +217,10 @@ def median(x: Abstract) -> Abstract:
 
 
 def as_records(x: Abstract) -> Abstract:
-    """If at most one number of a sorted vector is replaced: the vector, as an array of records.
+    """Returns a sorted vector of which at most one number is replaced, as an array of records.
 
-    Other arrays are returned unchanged. This is for functions that do not depend on the order of
-    records.
+    Other arrays are returned unchanged. Only functions that ignore the order of records may use the
+    result.
     """
     if x.axis is not None or len(x.shape) != 1 or x.replaced > 1:
         return x
@@ -256,10 +256,10 @@ def largest_distance(s: Abstract, c: Abstract, sign: int) -> float | None:
 
 
 def place_among(x: Abstract, levels: Abstract) -> Abstract:
-    """Returns the value of the index of each number among k sorted numbers, from 0 to k.
+    """Returns the value of `searchsorted`: for each number, its index among k sorted numbers.
 
-    The index of a public number counts how many of the k numbers are smaller. So the index changes
-    by at most one for each of the k numbers that changes.
+    The index, from 0 to k, counts how many of the k numbers are smaller. So the index of a public
+    number changes by at most the number of the k numbers that change.
     """
     top = np.full((1,) * len(x.shape), float(levels.shape[0]))
 
@@ -285,7 +285,8 @@ def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstra
     """
     sizes = np.abs(np.concatenate([places, heights, [x.low.min(), x.high.max()]]))
     widths, rises = np.diff(places), np.diff(heights)
-    # Earlier roundings of x might differ between its uses, or be merged with the difference x - p.
+    # The lemma does not cover pending operations, which a compiler may round differently for each
+    # use of x, or merge with the difference x - p.
     if x.pending != Pending() or x.apart or not sizes.max() <= 2.0**20:
         return None
     if not widths.min(initial=math.inf) >= 2.0**-20 or not widths.size:
@@ -314,7 +315,7 @@ def _error(x: Abstract, count: int) -> float:
 
 
 def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds how much x_i - x_j changes: for each i and any j, and for any pair."""
+    """Bounds the change of x_i - x_j: first for each i and the worst j, then for the worst pair."""
     each = d.each
     if count == 1:
         return np.zeros_like(each), np.zeros_like(each)
@@ -384,8 +385,8 @@ def _up(bound: float) -> float:
 def _probabilities(x: Abstract, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the range of a softmax.
 
-    The lower end of entry i is exp(low_i) / (exp(low_i) + sum_{j != i} exp(high_j)). Its upper end
-    is the same with low and high swapped.
+    The lower endpoint of entry i is exp(low_i) / (exp(low_i) + sum_{j != i} exp(high_j)). Its upper
+    endpoint is the same with low and high swapped.
     """
     top = float(x.high.max())
     ends = [np.exp(end - top) for end in np.broadcast_arrays(x.low, x.high)]

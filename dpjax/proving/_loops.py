@@ -73,14 +73,14 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
     if loop.others and not apart:
         raise RefusalError(
             f"the {parameters['length']} steps of the loop have more operations than the "
-            f"{_MOST_OPERATIONS} that a proof can visit: use fewer steps"
+            f"{_MOST_OPERATIONS} that a proof can visit. Use fewer steps"
         )
     ways = [lambda: loop.outputs(run, tried), lambda: _unrolled(tried, parameters, operands)]
     return _smallest(ways if few else ways[:1])
 
 
 def added_one_by_one(parameters: Any, operands: Sequence[Abstract]) -> list[np.dtype]:
-    """Returns the dtypes of the sums in a loop that adds up records."""
+    """Returns the dtypes of the carries to which a loop over records adds a term in each step."""
     loop = LongLoop(parameters, operands)
     return [loop.start[k].dtype for k in loop.sums] if loop.by_record else []
 
@@ -88,10 +88,10 @@ def added_one_by_one(parameters: Any, operands: Sequence[Abstract]) -> list[np.d
 def by_invariant(
     run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
 ) -> list[Abstract] | None:
-    """Returns the results of a loop whose steps XLA does not merge; None if there is no bound.
+    """Returns the results of a loop whose steps XLA does not merge; None if no bound is found.
 
-    A loop that is walked step by step may be refused although it has an invariant, for example
-    because public factors of all steps are multiplied.
+    A walk of all steps one by one may refuse a loop that has an invariant, for example because the
+    walk multiplies the public factors of all steps.
     """
     if parameters["length"] <= _MOST_UNROLLED or parameters["unroll"] != 1:
         return None
@@ -131,7 +131,7 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
     if parameters["reverse"]:
         made = [results[::-1] for results in made]
     if made and not length:
-        raise RefusalError("a loop without steps is not supported in proofs")
+        raise RefusalError("proofs do not support a loop of 0 steps")
     return [*carry, *(join(*(new_axis(x, 0) for x in xs), dimension=0) for xs in made)]
 
 
@@ -170,7 +170,7 @@ def _by_record(
 
 
 def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
-    """Returns the row that a step reads: that of the changed record if `changed`, or of another."""
+    """Returns the row that a step reads: the changed record's if `changed`, else another one."""
     if x.axis == 0:
         d = x.changed if changed else x.others
         x = dataclasses.replace(x, changed=d, others=d)
@@ -178,13 +178,13 @@ def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
 
 
 def _any_of(xs: Sequence[Abstract]) -> Abstract:
-    """Returns an abstract value that contains all given values, one for each of several cases."""
+    """Returns an abstract value that contains all given ones."""
     found = functools.reduce(hull, xs)
     pending = [x.pending for x in xs]
     if any(p.starts or p.terms > 1 for p in pending):
         raise RefusalError(
-            "a sum inside of a step may be merged with sums of other steps, which proofs do not "
-            "support: sum outside of the loop"
+            "a compiler may merge the sums of several steps, which proofs do not support. Sum "
+            "outside of the loop instead"
         )
     most: dict[str, Any] = {
         name: max(getattr(p, name) for p in pending) for name in ("shift", "load", "bits")
@@ -239,7 +239,7 @@ class LongLoop:
             elif (term := roots.adds(k)) is not None:
                 self.sums[k] = term
         self.others = [k for k in range(carries) if k not in self.counters | self.sums]
-        # Maps the index of a result that lists partial sums to the index of this sum.
+        # Maps the index of a stacked result to the index of the sum whose partial sums it contains.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
         # The body with other outputs: the terms of sums in place of the sums.
         places = enumerate(self.body.outvars)
@@ -325,11 +325,11 @@ class LongLoop:
         return total if zero and not terms.pending.starts else _sum(self.start[k], total)
 
     def _sums(self, k: int, terms: Abstract) -> Abstract:
-        """Returns a carry that is a sum, after each step."""
+        """Returns the partial sums of a carry that is a sum: its value after each step."""
         if math.prod(terms.shape) > _MOST_SUMS:
             raise RefusalError(
-                "a loop with so many partial sums is not supported in proofs: sum the terms "
-                "with jnp.sum"
+                "the loop returns more partial sums than proofs support. Sum the terms with "
+                "jnp.sum instead"
             )
         sums = cumulative_sum(terms, 0, reverse=self.reverse)
         sums = dataclasses.replace(sums, pending=self._total(k, terms).pending)
@@ -348,7 +348,7 @@ def _flags(*xs: Abstract) -> dict[str, bool]:
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:
-    """Returns the row that a step reads: the changed record's if `changed`, else any other."""
+    """Returns a row for all steps: each reads the changed record if `changed`, else another."""
     shape, axis = x.shape[1:], None if not x.axis else x.axis - 1
 
     def row(d: Difference) -> Difference:
@@ -430,7 +430,7 @@ _Met = tuple[Abstract, Abstract]
 
 
 def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]:
-    """Returns an invariant of a step that contains the values `start`.
+    """Returns abstract values that contain `start` and that a step maps into themselves.
 
     Raises:
         RefusalError: if the search finds no invariant.
@@ -464,9 +464,9 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
     widest = max(found, key=lambda x: float(x.magnitude.max()))
     moves = max(float(x.changed.each.max()) for x in found)
     raise RefusalError(
-        f"no bound was found on the carry of a loop of {length} steps: "
-        f"{widest.dtype}{list(widest.shape)} may reach {widest.magnitude.max():.3g}, and change "
-        f"by {moves:.3g}: clip the carry in each step"
+        f"no bound was found on the carry of a loop of {length} steps. The search stopped when "
+        f"{widest.dtype}{list(widest.shape)} might reach {widest.magnitude.max():.3g}, and a carry "
+        f"might change by {moves:.3g}. Clip the carry in each step"
     )
 
 
@@ -494,7 +494,7 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
 
 
 def _plain(x: Abstract) -> Abstract:
-    """Returns the value with its bounds only: a step might not preserve other facts about it."""
+    """Returns the value with its bounds alone, because a step may not preserve its other facts."""
     return _made(x, _numbers(x))
 
 
@@ -512,10 +512,10 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 
 
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
-    """Whether a step from `taken` leads into `taken`.
+    """Whether a step maps the abstract values `taken` into themselves.
 
-    It is False if `_met` had to change a value, because the step was walked from the original
-    value.
+    It is False if `_met` changed one of these values, because the step was walked before this
+    change.
     """
     if any(x is not before for x, (before, _) in zip(taken, met, strict=True)):
         return False
@@ -526,8 +526,8 @@ def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
     """Extrapolates by how much all later steps together will exceed the current bounds.
 
-    If the last two steps exceeded them by e and e r, the result is e r + e r^2 + ... If r >= 1, it
-    is a large number.
+    If the last two steps exceeded them by e and e r, the result is e r + e r^2 + ... If r >= 1, the
+    series diverges, and the result is a large number.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(first > 0, second / first, 1.0)

@@ -25,7 +25,7 @@ from dpjax.proving._rows import norm_of
 from dpjax.proving._walk import Step
 
 Path = tuple[int, ...]
-# A value, and the path of the step that computed it; None for inputs and constants.
+# A value, and the path of the step that computed it. The path is None for inputs and constants.
 Traced = tuple[Any, Path | None]
 _PAIRS, _MOST_NUMBERS = 256, 2**22
 _WORTH_SAYING = 1.5
@@ -33,7 +33,7 @@ _WORTH_SAYING = 1.5
 
 @dataclasses.dataclass
 class Losses:
-    """A function that adds lines to the steps of a proof, to say which of them are loose.
+    """Adds lines to the steps of a proof that say which steps have loose bounds.
 
     The lines are computed once, when they are first needed.
     """
@@ -60,7 +60,7 @@ class Losses:
             )
             if bound == 0:
                 continue
-            # If no random neighbor changes the result of a step, the loss of the step is unknown.
+            # If no random neighbor changes the result of a step, the step's own loss is unknown.
             ratios[step.key] = max(1.0, bound / reached) if reached else before
             if (loss := ratios[step.key] / max(1.0, before)) >= _WORTH_SAYING:
                 said.append(self._advice(step, loss, reached))

@@ -32,7 +32,7 @@ def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -
     All other numbers are finite, so they do not give NaN.
     """
     if parameters.get("y") == 0:
-        raise RefusalError("the power 0 of NaN is not supported in proofs")
+        raise RefusalError("proofs do not support x ** 0 if x may be NaN")
     nan = frozenset[Source]().union(*(x.nan for x in operands))
     return checked(dataclasses.replace(found, nan=nan), operands)
 
@@ -46,7 +46,8 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
     xs = aligned(*operands)
     if not all(x.is_finite for x in xs):
         raise RefusalError(
-            "the extremum of NaN and a number that is not finite is not supported in proofs"
+            "proofs do not support a maximum or minimum of an array that may be NaN and a "
+            "constant that is not finite"
         )
     low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in xs)))
     high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in xs)))
@@ -63,7 +64,8 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
 def rearranged(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
     """Returns the result of an operation that moves entries to other indices.
 
-    Its NaN are at other indices than those of the operand. So it is a new `Source` of NaN.
+    The result is a new `Source`, because its NaN entries have other indices than those of the
+    operand.
     """
     return dataclasses.replace(found, nan=Source.new())
 
@@ -96,6 +98,7 @@ def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
         moves = np.logical_or.reduce(np.broadcast_arrays(*(a.each > 0 for a in ds)))
         if (moves & (d.each == 0)).any():
             raise RefusalError(
-                "a result that is either one known number or NaN is not supported in proofs"
+                "the result may be NaN on some databases and the same number on all others, which "
+                "proofs do not support"
             )
     return found

@@ -35,10 +35,10 @@ _SMALL = 2**20
 
 
 class _Norm(NamedTuple):
-    """`factor` times the norm of x over the axes `summed`, as it occurs in an array.
+    """An array that contains `factor` times the norm of x over the axes `summed`.
 
-    Axis k of this array is axis `places[k]` of x, or None if the array repeats the norm along axis
-    k.
+    Axis k of this array is axis `places[k]` of x. If the array repeats the norm along axis k,
+    `places[k]` is None.
     """
 
     factor: float
@@ -46,7 +46,7 @@ class _Norm(NamedTuple):
     places: tuple[int | None, ...]
 
     def is_of(self, other: "_Norm") -> bool:
-        """Whether both norms are multiples of the norm of the same group at each index."""
+        """Whether both norms, at each index, are multiples of the norm of the same group."""
         return self.summed == other.summed and self.places == other.places
 
 
@@ -83,7 +83,7 @@ class Search(Reader):
         root: the program that clips x.
         steps: how many operations the search has passed, which bounds the rounding error.
         x: the array that is clipped.
-        loose: whether a variable for which `above` found a norm may be large although x is 0.
+        loose: whether `above` found a norm for a variable that may be large although x is 0.
     """
 
     x: Any = None
@@ -91,14 +91,14 @@ class Search(Reader):
 
     @functools.cached_property
     def centered(self) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """If x is an array minus its means over some axes: this array, and the axes. Else None."""
+        """Returns (a, axes) if x is an array a minus its means over these axes; otherwise None."""
         return self.less_its_means((self.x, self.root))
 
     def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """If a variable is an array minus its means over some axes: this array, and the axes."""
+        """Returns (a, axes) if a variable is an array a minus its means over axes; else None."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
-        # The rounding of a centered array is bounded by `_apart`, so these steps do not count.
+        # `_apart` bounds the rounding of a centered array, so these steps do not count.
         self.steps = steps
         return found
 
@@ -117,7 +117,7 @@ class Search(Reader):
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
     def mean(self, at: At, whole: Atom) -> _Norm | None:
-        """If a variable is a sum of `whole` over some axes times a factor: this sum. Else None."""
+        """Returns the sum if a variable is a sum of `whole` times a factor; otherwise None."""
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
@@ -152,7 +152,7 @@ class Search(Reader):
         return node.operands[0] if same else None
 
     def squares(self, at: At) -> tuple[bool, _Norm | None]:
-        """Returns whether a variable is a sum of squares; and the norm of x, if it contains x^2."""
+        """Returns whether a variable is a sum of squares, and the norm of x if the sum has x^2."""
         if (known := self.number(at)) is not None:
             return known >= 0 and not _is_minus_zero(known), None
         node = self.node(at)
@@ -200,7 +200,7 @@ class Search(Reader):
         return True, _Norm(1.0, tuple(range(1, len(shape))), (0,)) if whole else None
 
     def above(self, at: At) -> _Norm | None:
-        """Returns a multiple of the norm of x that is a lower bound on a variable; else None."""
+        """Returns a multiple of the norm of x that bounds a variable from below; otherwise None."""
         node = self.node(at)
         if node.name == "sqrt":
             sure, norm = self.squares(node.operands[0])
@@ -214,7 +214,7 @@ class Search(Reader):
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: At) -> _Norm | None:
-        """If a variable is at most beta / ||x||: the norm of x with the factor beta. Else None."""
+        """Returns the norm of x with factor beta if a variable is at most beta / ||x||, or None."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -281,11 +281,11 @@ class Search(Reader):
         return None
 
     def shortened(self, at: At) -> "tuple[_Norm, At, float | None] | None":
-        """If a variable is x divided by its norm: the norm, the divisor, and a factor of x.
+        """Returns (norm, divisor, factor) if a variable is factor x / divisor; otherwise None.
 
-        The factor of the norm is a bound on the norm of the result. If x is not divided, but
-        multiplied by a reciprocal, this reciprocal takes the place of the divisor, and the factor
-        of x is None. For other variables, the result is None.
+        The divisor must be at least a multiple of the norm of x. The factor inside of `norm` is a
+        bound on the norm of the variable. If the variable is x times a reciprocal of the norm, the
+        result is (norm, reciprocal, None).
         """
         node = self.node(at)
         if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
@@ -298,11 +298,11 @@ class Search(Reader):
         return None
 
     def moved(self, node: Node, of: Callable[[At], _Norm | None]) -> _Norm | None:
-        """Skips an operation that scales an array by a public number, or repeats it.
+        """Finds the norm or sum in the operand of an operation that scales or repeats an array.
 
         Args:
             node: the operation.
-            of: a function that finds the norm or sum in the operand.
+            of: a function that finds the norm or sum in a variable.
         """
         name = node.name
         if name in OPERATIONS and OPERATIONS[name].rule is layout.same:

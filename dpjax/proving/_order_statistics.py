@@ -98,14 +98,14 @@ def combination(
 
 
 def is_sorted(x: Abstract) -> bool:
-    """Whether an array is a sorted vector, which all of its uses see alike."""
+    """Whether an array is a sorted vector whose numbers are the same in all of its uses."""
     return math.isfinite(x.replaced) and x.axis is None and len(x.shape) == 1
 
 
 def _started(
     x: Abstract, name: str, params: Mapping[str, Any], rest: Sequence[Abstract], found: Abstract
 ) -> Combination | None:
-    """Returns entries of a sorted vector x: an entry has weight 1 at each index it may have."""
+    """Returns entries of a sorted vector x. An entry has weight 1 at each index it may have."""
     if math.prod(found.shape) * x.shape[0] > _MOST_WEIGHTS:
         return None
     off = float(rounding.up(x.apart + 4 * rounding.tiny(x.dtype)))
@@ -125,7 +125,7 @@ def _started(
 def _places(
     name: str, params: Mapping[str, Any], rest: Sequence[Abstract], shape: Sequence[int]
 ) -> np.ndarray | None:
-    """Returns the old index of each entry after an operation that only moves entries, else None."""
+    """Returns the old index of each entry if an operation only moves entries; otherwise None."""
     return rearranged(name, params, np.arange(math.prod(shape)).reshape(shape), rest)
 
 

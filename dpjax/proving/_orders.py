@@ -46,7 +46,7 @@ def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: A
     If an entry changes, the index may become any other index.
     """
     if x.axis in axes:
-        raise RefusalError("the index of the record with an extremum is not supported in proofs")
+        raise RefusalError("proofs do not support argmax or argmin over the records")
     shape, axis = axes_after(x, axes)
     dtype = np.dtype(index_dtype)
     last = np.full((1,) * len(shape), math.prod(x.shape[k] for k in axes) - 1.0)
@@ -88,7 +88,9 @@ def cumulative_extremum(
 def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
     """Returns the value of a logical or (and) of booleans, which is their maximum (minimum)."""
     if x.dtype != BOOL:
-        raise RefusalError("bits of integers are not supported in proofs: use booleans")
+        raise RefusalError(
+            "proofs do not support bitwise operations on integers. Use booleans instead"
+        )
     return extremum_over(x, axes, largest=largest)
 
 
@@ -104,7 +106,7 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract |
     if not others:
         return _sorted(x, dimension)
     if {y.shape for y in others} != {x.shape}:
-        raise RefusalError("a sort of arrays of different shapes is not supported in proofs")
+        raise RefusalError("proofs do not support sorting arrays of different shapes together")
     lanes = aligned(x, *others)
     if lanes[0].axis == dimension:
         lanes = list(map(as_dense, lanes))

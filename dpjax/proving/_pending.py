@@ -88,9 +88,8 @@ class _Power(NamedTuple):
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
     """Returns the flags of a result, which are the boolean fields of `Pending`.
 
-    A compiler does not remove an operation that no other can cancel, except comparisons of
-    booleans. Such an operation hides the padding and the truncation of its operands from the
-    compiler.
+    A compiler keeps an operation that no other can cancel, except comparisons of booleans. Such an
+    operation hides from the compiler that its operands are padded or truncated.
 
     `hidden` is set if a compiler may know a result although its range does not show it: for
     integers, x - x is 0 and x == x is true, and a square is never below 0.
@@ -196,9 +195,9 @@ def _bits(
     bits = sum(own)
     if bits + sum(tops) > rounding.most_bits(dtype):
         raise OverflowRefusalError(
-            "a compiler may combine the public factors of a product into a number that "
-            "overflows: take fewer steps, or smaller factors; in a loop of more than 64 steps, "
-            "clip the carry with jnp.clip"
+            "a compiler may combine the public factors of a product into one number, which may "
+            "overflow. Take fewer steps or smaller factors. In a loop of more than 64 steps, clip "
+            "the carry with jnp.clip"
         )
     return bits
 
@@ -209,7 +208,7 @@ def _log(x: Abstract) -> float:
 
 
 def _size(x: Abstract) -> float:
-    """Returns the largest |log2| of an end of the range."""
+    """Returns the largest |log2| of an endpoint of the range."""
     sizes = np.append(np.abs(x.low), np.abs(x.high))
     sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
     return float(np.abs(np.log2(sizes)).max()) if sizes.size else 0.0

@@ -48,11 +48,12 @@ def _look_up(
     plain = plain and _form_of(dimension_numbers) == ((0,), (0,), (), tuple(rows))
     if not plain or not table.is_finite:
         raise RefusalError(
-            "a gather of this form is not supported in proofs: look up rows of a table"
+            "proofs support a gather at private indices only if it looks up whole rows of an "
+            "array. Index the first axis alone, as in table[i]"
         )
     check_places(places, table.shape[0])
     if places.axis == len(batch):
-        raise RefusalError("indices of this form are not supported in proofs")
+        raise RefusalError("proofs do not support indices whose last axis is the axis of records")
     first, last = int(places.low.min()), int(places.high.max())
     check_inside(first, last, table.shape[0])
     if not table.is_known:
@@ -96,9 +97,9 @@ def _take(
 ) -> Abstract:
     """Returns the value of entries at public indices of an axis, such as order statistics.
 
-    If the program computes an index in floats, the index may have several values. But it has the
-    same value on both databases. If an entry is taken m times, its change counts m times in the l1
-    norm, and sqrt(m) times in the l2 norm.
+    If the program computes an index in floats, the proof may know several candidates for it. The
+    index is the same on both databases. If an entry is taken m times, its change counts m times in
+    the l1 norm, and sqrt(m) times in the l2 norm.
     """
     axes: Any = tuple(dimension_numbers.start_index_map)
     every = tuple(range(len(x.shape)))
@@ -110,7 +111,8 @@ def _take(
     plain = plain and list(slice_sizes) == sizes and len(rows) == len(x.shape) - 1
     if not plain or _form_of(dimension_numbers)[:3] != (axes, axes, ()):
         raise RefusalError(
-            "a gather of this form is not supported in proofs: take indices along one axis"
+            "proofs support a gather at public indices only along one axis. Use jnp.take with one "
+            "axis"
         )
     axis = axes[0]
     check_places(index, x.shape[axis])
@@ -121,7 +123,7 @@ def _take(
     width = int((last - first).max())
     if width > _MOST_OPEN:
         raise RefusalError(
-            "an index is public, but its value is not known to the proof: compute the index by "
+            "an index is public, but the proof does not know its value. Compute the index with "
             "NumPy"
         )
     found = _picked(x, axis, first, last)
@@ -159,8 +161,8 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
     check_places(index, max(x.shape))
     if not index.is_known or len(index.shape) != 2:
         raise RefusalError(
-            "a gather with several indices per entry is supported in proofs only if the indices "
-            "are known, in one list"
+            "proofs support a gather with several indices per entry only if the indices are "
+            "constants in a single list. Compute them with NumPy"
         )
     places = np.broadcast_to(index.low, index.shape).astype(int).T
     for indices, size in zip(places, x.shape, strict=True):
@@ -189,23 +191,26 @@ def check_scatter(
     )
     if not plain or not start.is_public or {places.axis, updates.axis} - {0, None}:
         raise RefusalError(
-            "a scatter of this form is not supported in proofs: add one number or row per "
-            "record to one place"
+            "proofs support a scatter only into a public array, of one number or one row of each "
+            "record at one index. Write it in this form, for example jnp.zeros(k).at[i].add(x)"
         )
     check_places(places, max(leading))
     if start.dtype != updates.dtype:
-        raise RefusalError("a scatter of these dtypes is not supported in proofs")
+        raise RefusalError(
+            "proofs support a scatter only if the updates have the dtype of the array that they "
+            "are added to"
+        )
     public = places.is_public and updates.is_public
     by_record = places.others.is_zero and updates.others.is_zero
     if not public and not (by_record and 0 in (places.axis, updates.axis)):
         raise RefusalError(
-            "indices or numbers that depend on several records are not supported in proofs"
+            "proofs support a scatter only if each index and each update depends on one record"
         )
     highest = np.broadcast_to(places.high, (*places.high.shape[:-1], axes)).max(axis=0)
     inside = places.low.min() >= 0 and (highest < np.array(leading)).all()
     mode = str(getattr(mode, "name", mode)).lower()
     if not inside and mode not in ("fill_or_drop", "clip"):
-        raise RefusalError("an index may be out of bounds: clip the index")
+        raise RefusalError("an index may be out of bounds. Clip it first")
     return size, math.prod(leading)
 
 
@@ -214,7 +219,7 @@ def _check_promises(
 ) -> None:
     if unique_indices or indices_are_sorted:
         raise RefusalError(
-            "a promise about private indices is not supported in proofs: leave it out"
+            "proofs do not support unique_indices or indices_are_sorted. Leave them out"
         )
 
 
@@ -240,7 +245,7 @@ def scatter_extremum(
     start: Abstract, places: Abstract, updates: Abstract, *, largest: bool,
     dimension_numbers: Any, mode: Any, **promises: Any,
 ) -> Abstract:  # fmt: skip
-    """Returns the value of an extremum of the records at each index, as `jax.ops.segment_max`.
+    """Returns the value of an extremum of the records at each index, as in `jax.ops.segment_max`.
 
     If the index of a record changes, the extrema at its old and at its new index may change. So at
     most two rows change, each within its range. If the index does not change, only the row at this
@@ -251,8 +256,8 @@ def scatter_extremum(
     axes = len(start.shape) - len(size)
     if not start.is_finite:
         raise RefusalError(
-            "the extremum of a place without records would be infinite: start at a public "
-            "number, for example by jnp.zeros(k).at[i].max(x)"
+            "the extremum at an index without records would be infinite. Start with finite public "
+            "numbers, for example jnp.zeros(k).at[i].max(x)"
         )
     row = (1,) * axes + tuple(size)
     low, high = updates.low.min(axis=0), updates.high.max(axis=0)
@@ -291,8 +296,8 @@ def scatter_set(
     known = updates.is_known and bool((updates.low == updates.low.flat[0]).all())
     if not known or not start.is_known:
         raise RefusalError(
-            "if two records write to one place, it is not defined which writes last: write one "
-            "public number, or use .at[i].max(x)"
+            "two records may write to the same index, and it is not defined which of them writes "
+            "last. Write one public number, or use .at[i].max(x) instead"
         )
     number = float(updates.low.flat[0])
     ends = np.minimum(start.low, number), np.maximum(start.high, number)
@@ -321,8 +326,8 @@ def scatter_add(
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
-    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. Together, all
-    # entries of the result add up each of the n rows once, and the entries of `start`.
+    # `one` bounds the rounding error of each entry, and `all_` bounds the sum of these errors over
+    # all entries: together, they add up each of the n rows and the entries of `start` once.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)
@@ -351,7 +356,7 @@ def scatter_add(
     counts = [2.0 * math.prod(size) if whole else math.inf] * 2
     # Exact sums are the same in every use.
     apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf
-    # All entries together are at most what was there at the start, and what all records add.
+    # The l1 norm of the result is at most the l1 norms of the start and of all updates together.
     total = bins * first * math.prod(size) + float((n * largest + all_).sum())
     kept: Any = {"whole": whole, "counts": counts, "apart": apart}
     kept["l1_of_row"] = float(rounding.up(total * (1 + 2.0**-30)))

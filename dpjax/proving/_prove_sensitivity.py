@@ -169,11 +169,11 @@ def prove_sensitivity(
     # mechanism.
     if bound == 0:
         raise ValueError(
-            "target must depend on the records, but no record changes its value: publish this "
+            "target must depend on the records, but no record changes its value. Publish this "
             "value without a mechanism"
         )
     if not math.isfinite(bound):
-        raise NoProofError("no finite bound was found: give narrower bounds on the records")
+        raise NoProofError("no finite bound was found. Give narrower bounds on the records")
     return Sensitivity(
         bound,
         0.0,
@@ -204,7 +204,7 @@ def _smallest(
 ) -> _Proved:
     """Returns the smaller of two bounds: for the target, and for the target with exact sums.
 
-    Exact sums make it another program, which is traced and walked like any other.
+    The target with exact sums is another program, which is traced and walked separately.
     """
     sums: Sums = {}
     found, refusal = None, None
@@ -235,8 +235,8 @@ def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Pr
         splits = split(jaxpr, program.jaxpr.consts, inputs, public, norm, end)
     if not splits:
         raise RefusalError(
-            "effort= splits the box of one record, but the target computes nothing for each "
-            "record alone by operations that support this: leave out effort="
+            "effort= tightens only functions that are computed for each record alone, but target "
+            "has none that it supports. Call prove_sensitivity without effort="
         )
     tighter = {key: facts for one in splits for key, facts in one.tighter.items()}
     again = _proved(program, specs, public, norm, {}, tighter)
@@ -304,8 +304,8 @@ def _refuse_rounded(target: object) -> None:
     """Refuses a query of sums: its own proof is about integers, but it returns rounded floats."""
     if isinstance(target, KnowsSensitivity) and target._is_rounded:
         raise NoProofError(
-            f"the proof of a {type(target).__name__} is about integers, which privatize computes "
-            "internally: call target.sensitivity() instead of dpjax.prove_sensitivity"
+            f"a {type(target).__name__} has a proof only for the integers that privatize computes "
+            "internally. Call target.sensitivity() instead of dpjax.prove_sensitivity"
         )
 
 
@@ -314,7 +314,7 @@ def traced(target: Target, specs: Database, public: RecordBounds) -> Program:
     program = Program.trace("target", public.enforced_on(target), specs)
     if not program.is_concrete:
         raise TypeError(
-            "target closes over a traced value: call prove_sensitivity outside of jit and vmap"
+            "target closes over a traced value. Call prove_sensitivity outside of jit and vmap"
         )
     return program
 
@@ -444,8 +444,8 @@ def _specs(records: Database, n: int | None) -> Database:
     specs = _checks.real_shapes("records", shapes_of_columns("records", records))
     if isinstance(specs.records if isinstance(specs, PaddedRecords) else specs, Texts):
         raise TypeError(
-            "records must be numbers, got texts: replace each text by its index in a public "
-            "list, for example by pandas.Index(public).get_indexer(column)"
+            "records must be numbers, got texts. Replace each text by its index in a public list, "
+            "for example with pandas.Index(public).get_indexer(column)"
         )
     leaves = jax.tree.leaves(specs)
     sizes = {x.shape[:1] for x in leaves}
@@ -460,7 +460,7 @@ def _specs(records: Database, n: int | None) -> Database:
 
 
 def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
-    """Returns one bound for each array, in numbers of the array's dtype."""
+    """Returns one bound for each array, as numbers that the array's dtype can represent."""
     leaves, structure = jax.tree.flatten(specs)
     if _is_bound(bounds):
         found: Sequence[object] = [bounds] * len(leaves)
@@ -468,8 +468,8 @@ def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
         found, given = jax.tree.flatten(bounds, is_leaf=_is_bound)
         if given != structure:
             raise ValueError(
-                "bounds must be (low, high), or a tree like the records with one bound for each"
-                f" array, {_checks.described(specs)}, got {_checks.shown(bounds)}"
+                "bounds must be (low, high), or a tree like the records, with one bound for each "
+                f"array of {_checks.described(specs)}, got {_checks.shown(bounds)}"
             )
     pairs = zip(found, leaves, strict=True)
     return RecordBounds(tuple(_bound(b, np.dtype(x.dtype)) for b, x in pairs))
@@ -501,23 +501,23 @@ def _is_bound(value: Any) -> bool:
 def _bound(bound: Any, dtype: np.dtype) -> Bound:
     if isinstance(bound, Ball):
         if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"bounds: a Ball needs records of floats, got {dtype}")
+            raise TypeError(f"bounds may be a Ball only for float records, got {dtype}")
         radius = _checks.positive("radius", bound.radius)
         if not 2.0**-40 <= radius <= 2.0**40:
             raise ValueError(
-                f"radius of a Ball must be in [2^-40, 2^40], got {radius:g}: rescale the records"
+                f"radius of a Ball must be in [2^-40, 2^40], got {radius:g}. Rescale the records"
             )
         return Ball(_number(radius, dtype))
     if isinstance(bound, Categories):
         values = tuple(dict.fromkeys(_number(x, dtype) for x in bound.values))
         if not values:
-            raise ValueError("bounds: Categories must contain at least one number, got none")
+            raise ValueError("bounds must be Categories of at least one number, got none")
         return Categories(values)
     missing = isinstance(bound, Interval) and bound.missing
     if missing and not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
-            "bounds: missing=True needs a float dtype, because missing numbers are NaN, got "
-            f"{dtype}: use floats"
+            "bounds with missing=True need a float dtype, because missing numbers are NaN, got "
+            f"{dtype}. Convert the records to floats"
         )
     if isinstance(bound, Interval):
         bound = bound.low, bound.high
@@ -531,7 +531,7 @@ def _bound(bound: Any, dtype: np.dtype) -> Bound:
 
 def _no_records_of(dtype: np.dtype) -> str:
     known = "float32, float64, booleans, or integers of 8 to 64 bits"
-    return f"records of {dtype} have no proof: use {known}"
+    return f"records of {dtype} have no proof. Use {known}"
 
 
 def _number(value: Any, dtype: np.dtype) -> float:
@@ -546,12 +546,13 @@ def _number(value: Any, dtype: np.dtype) -> float:
         if not number.is_integer() or not limits[0] <= number <= limits[1] or abs(number) > 2**52:
             raise ValueError(
                 f"bounds of {dtype} records must be integers in the range of {dtype}, got "
-                f"{number:g}: for larger numbers, use float records"
+                f"{number:g}. Use float records for other numbers"
             )
         return number
     held = float(np.asarray(number, dtype))
     if not math.isfinite(held) or is_tiny(held, dtype) or abs(held) > rounding.LARGEST:
         raise ValueError(
-            f"bounds must be 0 or normal numbers of {dtype} up to 2^60, got {number:g}"
+            f"bounds must be 0 or normal (not subnormal) numbers of {dtype} up to 2^60, got "
+            f"{number:g}"
         )
     return held

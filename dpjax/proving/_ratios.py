@@ -71,11 +71,11 @@ class _Sum(NamedTuple):
 
 
 class _Divisor(NamedTuple):
-    """A divisor C of a quotient.
+    """A divisor C of a quotient, which is a sum B over records or a maximum of B and a number.
 
     Attributes:
-        sum: the variable B.
-        raised: whether C is the maximum of B and a number, and not B itself.
+        sum: the variable that is B.
+        raised: whether C is a maximum.
         places: the axes of the quotient along which B varies.
     """
 
@@ -141,7 +141,7 @@ class _Ratios(Reader):
         return all(self.same(x, y, depth - 1) for x, y in pairs)
 
     def by_record(self, at: At) -> At:
-        """If an array repeats a vector of one number for each record: this vector. Else the array.
+        """Returns the vector if an array repeats a vector of a number per record; else the array.
 
         The entries of the array at the index of a record are all copies of its number.
         """
@@ -163,7 +163,7 @@ class _Ratios(Reader):
                 return start
 
     def sum(self, at: At) -> _Sum | None:
-        """If a variable is a sum over records: the terms of this sum. Otherwise None."""
+        """Returns the terms if a variable is a sum over records; otherwise None."""
         node = self.node(self.plain(at))
         if node.name == "add":
             one, other = (self.sum(operand) for operand in node.operands)
@@ -288,13 +288,13 @@ def _times(first: _Interval | None, second: _Interval | None) -> _Interval | Non
 
 
 class _Quotient(NamedTuple):
-    """Facts about a quotient A / C of sums over the records.
+    """Facts about a quotient A / C, where A sums a_i = m_i b_i over the records.
 
     Attributes:
-        low: a lower bound on the numbers m_i, which broadcasts to the quotient.
-        high: an upper bound on them.
-        terms: the arrays a_i and b_i.
-        weights: the arrays whose sum is b_i.
+        low: a lower bound on all m_i, which broadcasts to the quotient.
+        high: an upper bound on all m_i.
+        terms: the arrays of the a_i and of the b_i.
+        weights: the arrays whose sum is the array of the b_i.
         moving: the number of terms that one record changes.
         spread: "all" if all entries may change, "places" if at most two do, "shares" if all entries
             add up to at most 1.
@@ -309,7 +309,7 @@ class _Quotient(NamedTuple):
 
 
 def _quotient(reader: _Ratios, top: At, divisor: _Divisor, shape: tuple[int, ...]) -> Any:
-    """Returns facts about A / C for sums A and B over the same records; None if there are none."""
+    """Returns facts about A / C if A and B are sums over the same records; otherwise None."""
     a, b = reader.sum(top), reader.sum(divisor.sum)
     if b is None or len(b.terms) != 1:
         return None
@@ -414,7 +414,7 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     dtype, n = walked.dtype, math.prod(weights[0].shape)
     added = n * len(weights)
     if found.spread == "shares":
-        # The divisor adds up the computed sums of all places, so it is rounded twice.
+        # The divisor adds up computed sums of all indices, so each term is rounded in two sums.
         added = 2 * added + math.prod(walked.shape)
     gamma = rounding.sum_units(added, dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:
@@ -452,8 +452,8 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     if found.spread == "all":
         l1, l2 = float(most.sum()), rounding.norm2(most)
     else:
-        # At most two places change, or shares change by at most twice the bound on one share in l1.
-        # But a float sum may be rounded differently at every place.
+        # Either sums at two indices change, or the l1 norm of the change of all shares is at most
+        # twice the bound on one share. But a float sum may be rounded differently at every index.
         count = min(2, entries)
         l1, l2 = float(most.max()) * count, float(most.max()) * math.sqrt(count)
     room = 1 + (entries + 100) * 2.0**-52

@@ -2,8 +2,8 @@
 
 A *part* is an array whose row for record i is g(record i), with the same g for all records, and
 which an operation then combines over the records. `enclosed` bounds g over many boxes at once. It
-computes both ends of an interval for each number, in float64 on a device, and widens every result
-by the rounding error that the rule of its operation allows. docs/proofs/boxes.md has the proof.
+computes both endpoints of an interval for each number, in float64 on a device, and widens every
+interval by the rounding error in the rule of its operation. docs/proofs/boxes.md has the proof.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ Key = tuple[int, ...]
 # If a record has more coordinates than this, slopes are not computed.
 _MOST_SLOPES = 16
 
-# These operations are increasing in each operand. So the ends of a result are the values at the
-# ends of the operands.
+# These operations are increasing in each operand. So the endpoints of a result are its values at
+# the endpoints of the operands.
 _GROWING = names(
     "add add_any max min clamp exp exp2 expm1 log log1p tanh atan logistic erf sqrt floor ceil",
     "round sign and or copy copy_p stop_gradient reduce_sum reduce_max",
@@ -145,7 +145,7 @@ class RecordWalk(PaddedWalk):
         return [Tracked(found, found, Slots())] if found.is_known else []
 
     def _charge(self, equation: Equation, operands: list[Tracked], path: Key) -> None:
-        """Stores the errors of an operation: by its own rounding, and by merging in a compiler."""
+        """Stores error bounds of an operation: for its rounding, and for merging in a compiler."""
         once = {id(x): dataclasses.replace(x.value, apart=0.0) for x in operands}
         alone = {k: dataclasses.replace(x, pending=NOTHING) for k, x in once.items()}
         try:
@@ -192,9 +192,10 @@ def slopes_of(jaxpr: jex.Jaxpr) -> int:
 def enclosed(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], facts: dict[Key, Fact], part: Part
 ) -> Callable[[Sequence[Ends]], Ends] | None:
-    """Returns a function that computes lower and upper bounds on a part; None if it is unknown.
+    """Returns a function that computes bounds on a part; None if it cannot be bounded over boxes.
 
-    Its arguments are the ends of the records, which are the last inputs of `jaxpr`.
+    The function maps the lower and upper endpoints of the records (the last inputs of `jaxpr`) to
+    those of the part.
 
     Row i of each input is one box, and row i of the part bounds g over this box. The function must
     be called with x64 enabled.
@@ -226,7 +227,7 @@ def enclosed(
 
     def ends(records: Sequence[Ends]) -> Ends:
         unusable, found = [None] * (len(jaxpr.invars) - len(records)), list[Ends]()
-        # Ends are multiplied with slopes, which have one more axis.
+        # Endpoints are multiplied by slopes, which have one more axis.
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             run(jaxpr, consts, [*unusable, *_inputs(records, count)], (), found, _radii(records))
         if not found:
@@ -317,7 +318,7 @@ def _constant(number: Any, count: int) -> Form:
 def _ends(
     equation: Equation, operands: list[Ends], path: Key, facts: dict[Key, Fact]
 ) -> list[tuple[Ends, Any] | None]:
-    """Returns the ends of an operation's results, and their errors; None for unknown results."""
+    """Returns the endpoints of an operation's results, with their errors; None if unknown."""
     name = equation.primitive.name
     keys = [(*path, k) for k in range(len(equation.outvars))]
     rule = _RULES.get(name)
@@ -345,7 +346,7 @@ def _magnitude(x: Ends) -> Any:
 
 
 def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
-    """Widens ends by the error of their operation, within the range over the whole box."""
+    """Widens the endpoints of a result by its rounding error, within its range over the box."""
     (low, high), charge = ends, 0.0
     if low.dtype == bool:
         return (low | (fact.low > 0), high & (fact.high > 0)), charge
@@ -356,19 +357,19 @@ def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
         if fact.merging:
             charge = charge + fact.merging * most
         low, high = low - charge, high + charge
-        # A number close to 0 may be flushed to 0.
+        # A device may flush a number close to 0 to 0.
         low = jnp.where((low > 0) & (low < fact.gap), 0.0, low)
         high = jnp.where((high < 0) & (high > -fact.gap), 0.0, high)
     kind = low.dtype
     least, most = fact.low.astype(kind), fact.high.astype(kind)
-    # If an end is NaN, for example the difference of two infinities, it is replaced by the end over
-    # the whole box.
+    # An endpoint may be NaN, for example the difference of two infinities. It is then replaced by
+    # the endpoint over the whole box.
     ends = jnp.where(low > least, low, least), jnp.where(high < most, high, most)
     return ends, charge
 
 
 def _bound(equation: Equation, *operands: Any) -> Any:
-    """Computes the operation on given ends, in float64."""
+    """Applies the operation to endpoints of its operands' intervals, in float64."""
     parameters = {
         k: _in_float64(v) if k.endswith("dtype") or k == "preferred_element_type" else v
         for k, v in equation.params.items()
@@ -394,7 +395,7 @@ def _difference(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
-    """Returns the ends of an operation that is monotone in each of its two operands."""
+    """Returns the endpoints of an operation that is monotone in each of its two operands."""
     first, second = operands
     if equation.primitive.name == "mul" and equation.invars[0] is equation.invars[1]:
         return _power(first, 2)
@@ -402,7 +403,7 @@ def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | 
 
 
 def _power(x: Ends, y: int) -> Ends:
-    """Returns the ends of x^y for an integer y."""
+    """Returns the endpoints of x^y for an integer y."""
     low, high = x
     if y < 0:
         return hull([1 / end for end in _power(x, -y)])
@@ -419,7 +420,7 @@ def _absolute(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _wave(equation: Equation, operands: list[Ends], fact: Fact, peak: float) -> Ends:
-    """Returns the ends of sines or cosines: 1 at a peak, and -1 half a turn after it."""
+    """Returns the endpoints of sin or cos: 1 or -1 if the operand may be at an extremum."""
     ((low, high),) = operands
     sides, turn, slack = [_bound(equation, x) for x in (low, high)], 2 * np.pi, 2.0**-30
 
@@ -459,7 +460,7 @@ def _of_numbers(name: str, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _converted(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
-    """Returns the ends of a cast. All casts are increasing, except casts to booleans.
+    """Returns the endpoints of a cast. All casts are increasing, except casts to booleans.
 
     A cast to booleans maps 0 to false, and all other numbers to true.
     """
@@ -470,7 +471,7 @@ def _converted(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _selected(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
-    """Returns the ends of a `select_n` by a boolean; None for others."""
+    """Returns the endpoints of a `select_n` by a boolean; None for others."""
     (surely, maybe), *cases = operands
     if surely.dtype != bool or len(cases) != 2:
         return None
@@ -481,9 +482,10 @@ def _selected(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | No
 
 
 def _product(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
-    """Returns the ends of a `dot_general` with a public factor; None for others.
+    """Returns the endpoints of a `dot_general` with a public factor; None for others.
 
-    Positive and negative numbers of this factor multiply opposite ends.
+    Each endpoint of the product uses the same endpoint of the private factor where the public
+    factor is positive, and the opposite endpoint where it is negative.
     """
     (a, b), (c, d) = operands
     times = functools.partial(_bound, equation)

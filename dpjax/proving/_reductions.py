@@ -56,15 +56,15 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
-        # The range of public numbers may be slightly too wide, because rules widen it by the
-        # rounding errors of operations that XLA removes.
+        # Public numbers may equal `start` although their range is slightly wider: rules widen
+        # ranges by rounding errors, also for operations that XLA simplifies away.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
             raise RefusalError(
-                f"one entry along axis {axis} may have only entries equal to {start:g} around "
-                "it, which proofs do not support: pad it on one side only, or leave these "
-                "entries out"
+                f"along axis {axis}, the operand may be one entry between entries equal to "
+                f"{start:g}, which XLA miscompiles. Pad it on one side only, or leave out the "
+                "equal entries"
             )
 
 
@@ -76,15 +76,17 @@ def check_cut(x: Abstract) -> None:
     """
     if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
         raise RefusalError(
-            "a sum of public floats that were truncated to integers is not supported in proofs: "
-            "use jnp.floor instead of truncation"
+            "proofs do not support a sum of public floats that were truncated to integers. Use "
+            "jnp.floor instead of truncation"
         )
 
 
 def check_sums(units: float, count: int, dtype: np.dtype) -> None:
     """Refuses sums of so many terms that no bound on their rounding error is known."""
     if not math.isfinite(units):
-        raise RefusalError(f"a sum of {count} numbers in {dtype} may lose all digits: use float64")
+        raise RefusalError(
+            f"a sum of {count} numbers in {dtype} may lose all digits. Use float64 instead"
+        )
 
 
 def is_exact(whole: bool, sizes: np.ndarray, dtype: np.dtype) -> bool:
@@ -200,7 +202,8 @@ def cumulative_sum(
 ) -> Abstract:
     """Returns the value of a cumulative sum.
 
-    Each result is a sum of at most N terms, and each term is in at most N results.
+    Let N be the length of the axis. Each result is a sum of at most N terms, and each term is in at
+    most N results.
 
     If the sum runs over the records, a row that changes by d changes N results by d. Then norms of
     differences grow N times in l1, and sqrt(N) times in l2. Otherwise, the sum multiplies each row
@@ -253,7 +256,8 @@ def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstr
     """
     if x.axis == axis or x.dtype.kind != "f":
         raise RefusalError(
-            "a product of records or of integers is not supported in proofs: sum their logarithms"
+            "proofs do not support products over records or of integers. Sum their logarithms "
+            "instead"
         )
     check_surrounded(x, [axis], 1.0)
     check_cut(x)
@@ -264,7 +268,7 @@ def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstr
 
     top = running(np.maximum(x.magnitude, 1.0), np.multiply)
     if not top.max() < _MOST_OF_PRODUCT:
-        raise RefusalError("a product may be large: clip its factors to [-1, 1]")
+        raise RefusalError("a product may be large. Clip its factors to [-1, 1]")
     room = 1 + (count + 100) * 2.0**-50
     theta = math.expm1(2 * count * rounding.ARITHMETIC * rounding.unit(x.dtype))
     error = rounding.up(theta * top + 4 * count * rounding.tiny(x.dtype) * top)
@@ -311,17 +315,17 @@ def contract(
         first, second = (x if x.dtype.kind == "f" else convert(x, dtype) for x in (first, second))
     if dtype.kind == "f" and precision not in HIGHEST:
         raise RefusalError(
-            f"precision {precision} is not supported in proofs: leave it out, for the highest"
+            f"proofs do not support precision {precision}. Leave out precision= to use the highest"
         )
     (ca, cb), (ba, bb) = dimension_numbers
     narrow = first.dtype in rounding.NARROW
     if first.dtype != second.dtype or dtype != (np.float32 if narrow else first.dtype):
-        remedy = "ask for preferred_element_type=jnp.float32"
+        remedy = "Ask for preferred_element_type=jnp.float32"
         if not narrow:
-            remedy = f"convert both to {dtype} before"
+            remedy = f"Convert both to {dtype} first"
         raise RefusalError(
-            f"a product of {first.dtype} and {second.dtype} in {dtype} is not supported in "
-            f"proofs: {remedy}"
+            f"proofs do not support a product of {first.dtype} and {second.dtype} in {dtype}. "
+            f"{remedy}"
         )
     # Both arrays get the same axes: batch, free axes of a, free axes of b, summed axes. The free
     # axes of one array have length 1 in the other.
@@ -337,7 +341,7 @@ def contract(
     y = broadcast(b, [*both, *[1] * len(sizes_a), *sizes_b, *terms_of], places)
     if math.prod(np.broadcast_shapes(x.low.shape, y.low.shape)) > _MOST_PRODUCTS:
         raise RefusalError(
-            "the product of two arrays has too many terms for a proof: use fewer columns"
+            "the product of two arrays has too many terms for a proof. Use fewer columns"
         )
     products = multiply(x, y, dtype=dtype)
     if not summed:
@@ -411,8 +415,8 @@ def _within_norms(
 
     The norm of a factor is at most the norm of its row, and at most what its range allows.
 
-    A factor is given by the array, by the same array with all axes of the products, and by the
-    summed axes of the array.
+    Each factor is a tuple: the array, the same array with the axes of the products, and the axes of
+    the array that are summed.
     """
     norms = list[Any]()
     for x, full, axes in (first, second):

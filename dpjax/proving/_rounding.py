@@ -47,7 +47,7 @@ def times(first: np.ndarray | float, second: np.ndarray | float) -> np.ndarray:
 def widened(
     low: np.ndarray, high: np.ndarray, below: np.ndarray, above: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Widens an interval by the errors at its ends, and by the rounding of the host."""
+    """Widens an interval by the errors at its endpoints, and by the rounding of the host."""
     slack, above = 2.0**-44, below if above is None else above
     return low - np.abs(low) * slack - below, high + np.abs(high) * slack + above
 

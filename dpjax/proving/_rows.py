@@ -43,8 +43,8 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
         # `check_surrounded` must refuse sums of such an array. With bounds on rows, it would not
         # see that only one entry can change.
         raise RefusalError(
-            f"an array in which only one entry along axis {axis} can change cannot be combined "
-            "with records along this axis"
+            f"proofs do not support combining records along axis {axis} with an array in which "
+            "only one entry along this axis can change"
         )
     each = over(each, axis)
     d = x.others
@@ -75,7 +75,7 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
         x = dataclasses.replace(x, shape=ones, changed=d, others=d, **ends)
     repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
     if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
-        raise RefusalError(f"shapes {x.shape} and {shape} are not supported in proofs")
+        raise RefusalError(f"proofs do not support broadcasting shape {x.shape} to {shape}")
     # If the axis of a single record is repeated, it no longer indexes records.
     if x.axis in repeated:
         x = as_dense(x)

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpjax._tracing._walks import Equation, names
 
-Ends = tuple[Any, Any]  # Lower and upper ends, as arrays of the same shape.
+Ends = tuple[Any, Any]  # Lower and upper endpoints, as arrays of the same shape.
 Bind = Callable[..., Any]
 # A bound on the rounding error of slopes in float64, relative to their magnitudes.
 _SLACK = 2.0**-40
@@ -39,9 +39,10 @@ class Form(NamedTuple):
     """Bounds on one array over a box of records.
 
     Attributes:
-        ends: ends of the computed value over the box.
-        middle: ends of the exact value in the middle of the box.
-        slopes: ends of the slopes, of shape (coordinates, *shape); None if they are unknown.
+        ends: the lower and upper endpoints of the computed value over the box.
+        middle: the endpoints of the exact value in the middle of the box.
+        slopes: the endpoints of the slopes, of shape (coordinates, *shape); None if they are
+            unknown.
         off: a bound on the distance of the computed value from the exact value.
     """
 
@@ -65,8 +66,8 @@ class Form(NamedTuple):
         return Form(ends, middle, slopes, jnp.reshape(self.off, more))  # type: ignore[arg-type]
 
 
-# The two ends of slopes, a bound on the magnitudes that were added up to compute them, and a bound
-# `off` on the distance of the computed value from the exact value.
+# The lower and upper endpoints of slopes, a bound on the magnitudes that were added up to compute
+# them, and a bound `off` on the distance of the computed value from the exact value.
 Sloped = tuple[Any, Any, Any, Any]
 
 
@@ -87,8 +88,8 @@ def sloped(
         equation: the operation.
         forms: the forms of its operands.
         bind: computes the operation in float64.
-        out: the ends of its result.
-        middle: the ends of its result in the middle of the box.
+        out: the endpoints of its result.
+        middle: the endpoints of its result in the middle of the box.
     """
     rule = _RULES.get(equation.primitive.name)
     sloping = forms[1:] if equation.primitive.name == "select_n" else forms
@@ -98,14 +99,14 @@ def sloped(
 
 
 def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> Ends:
-    """Returns the ends, tightened by the ends that follow from the slopes.
+    """Returns the endpoints, tightened by those that follow from the slopes.
 
     `radii` broadcasts against the slopes: half the width of the box, for each coordinate.
     """
     down, up = slopes
     reach = (jnp.maximum(abs(down), abs(up)) * radii).sum(0) * (1 + _SLACK) + off * (1 + _SLACK)
     low, high = middle[0] - reach, middle[1] + reach
-    # If a new end is NaN or infinite, the old one is returned.
+    # If a new endpoint is NaN or infinite, the old one is returned.
     return jnp.where(low > ends[0], low, ends[0]), jnp.where(high < ends[1], high, ends[1])
 
 
@@ -231,8 +232,7 @@ def _between(function: Bind, x: Any, y: Any) -> Ends:
     """Returns bounds on the slope of a function between two points, including rounding."""
     first, second, width = function(x), function(y), x - y
     slope = (first - second) / width
-    # The slack is the change of the slope if each point changes by its rounding error, and each
-    # value by its own.
+    # The slack covers the rounding errors of both points and of both values.
     values = largest((first, second)) + abs(slope) * largest((x, y))
     slack = _SLACK * (abs(slope) + values / abs(width))
     return slope - slack, slope + slack
@@ -266,7 +266,7 @@ def _absolute(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
 def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
     """Returns the slopes of a maximum or minimum of two arrays.
 
-    Each is an average of the operands' slopes, or one of them.
+    Each slope is that of an operand, or an average of the operands' slopes.
     """
     a, b = (f.ranked(out[0].ndim) for f in forms)
     first, second = a.ends[0] >= b.ends[1], b.ends[0] >= a.ends[1]

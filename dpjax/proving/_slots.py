@@ -18,7 +18,7 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import same_rows
 from dpjax.proving._value import Abstract, RefusalError, difference, meet, over
 
-_REMEDY = "sum over the records first, or prove it under replace-one"
+_REMEDY = "Sum over the records first, or prove it under replace-one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Slots:
         """
         axis = None if self.axis is None else place(self.axis)
         if axis is None and self.axis is not None:
-            raise RefusalError(f"this operation splits the axis of records: {_REMEDY}")
+            raise RefusalError(f"this operation splits the axis of records. {_REMEDY}")
         return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
     def without(self, axes: Sequence[int]) -> "Slots":
@@ -114,35 +114,35 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
         return rule(applied)
     if all(x.value.is_known and x.slots.axis is None for x in applied.operands):
         return Slots()
-    raise RefusalError(f"the result may depend on the slots of records: {_REMEDY}")
+    raise RefusalError(f"the result may depend on which slot contains which record. {_REMEDY}")
 
 
 def at_one_place(op: Applied) -> Slots:
     """The slot rule of elementwise operations, which combine entries at the same index."""
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
-        raise RefusalError(f"this operation combines pairs of different records: {_REMEDY}")
+        raise RefusalError(f"this operation combines pairs of different records. {_REMEDY}")
     if not axes:
         places = range(len(op.found.shape))
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
-    # If no permutation of records changes an operand, but it varies along the axis of records, it
-    # has different numbers for different slots.
+    # An operand that no permutation of the records changes may still vary along the axis of
+    # records. Then its numbers depend on the slot.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(
-            f"this operation combines records with numbers that depend on the slot: {_REMEDY}"
+            f"this operation combines records with numbers that depend on the slot. {_REMEDY}"
         )
     sizes = [x.value.shape[axis] for x in op.operands if x.slots.axis == axis]
     if any(size != op.found.shape[axis] for size in sizes):
-        raise RefusalError(f"this operation copies the slot of each record: {_REMEDY}")
+        raise RefusalError(f"this operation copies the slot of each record. {_REMEDY}")
     return Slots(axis)
 
 
 def broadcast(op: Applied) -> Slots:
     places, old = op.parameters["broadcast_dimensions"], op.first.slots
     if old.axis is not None and op.found.shape[places[old.axis]] != op.shape[old.axis]:
-        raise RefusalError(f"this operation copies the slot of each record: {_REMEDY}")
+        raise RefusalError(f"this operation copies the slot of each record. {_REMEDY}")
     new = old.moved(lambda k: places[k])
     if new.axis is not None:
         return new
@@ -183,7 +183,9 @@ def ordered(op: Applied) -> Slots:
     """
     axis = op.first.slots.axis
     if len(op.operands) > 1 and any(x.slots.axis is not None for x in op.operands):
-        raise RefusalError(f"a sort leaves equal records in the order of their slots: {_REMEDY}")
+        raise RefusalError(
+            f"this sort leaves rows with equal keys in the order of their slots. {_REMEDY}"
+        )
     return Slots() if axis == op.parameters["dimension"] else Slots(axis)
 
 
@@ -192,9 +194,9 @@ def transposed(op: Applied) -> Slots:
 
 
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
-    """The slot rule of operations that mix entries along axes, except the axis of records."""
+    """The slot rule of operations that mix entries along axes, which must not mix records."""
     if any(x.slots.axis in axes for x in op.operands if x.slots.axis is not None):
-        raise RefusalError(f"the result depends on the order of records: {_REMEDY}")
+        raise RefusalError(f"the result depends on the order of records. {_REMEDY}")
     return Slots(op.first.slots.axis)
 
 
@@ -211,16 +213,16 @@ def sliced(op: Applied) -> Slots:
     if axis is None:
         return Slots()
     steps = op.parameters["strides"] or [1] * len(op.shape)
-    # A slice leaves out public slots, but it is private which records these slots contain.
+    # The slots that a slice leaves out are public, but the records in these slots are private.
     if op.found.shape[axis] != op.shape[axis] or steps[axis] != 1:
-        raise RefusalError(f"this operation selects records by their slots: {_REMEDY}")
+        raise RefusalError(f"this operation selects records by their slots. {_REMEDY}")
     return Slots(axis)
 
 
 def joined(op: Applied) -> Slots:
     axes = [x.slots.axis for x in op.operands]
     if op.parameters["dimension"] in axes:
-        raise RefusalError(f"this operation joins arrays along the axis of records: {_REMEDY}")
+        raise RefusalError(f"this operation joins arrays along the axis of records. {_REMEDY}")
     return at_one_place(op) if any(axis is not None for axis in axes) else Slots()
 
 
@@ -231,7 +233,7 @@ def stacked(op: Applied) -> Slots:
 
 
 def multiplied(op: Applied) -> Slots:
-    """The slot rule of matrix products: sums over records, products by record or within one."""
+    """The slot rule of matrix products: over the records, record by record, or within records."""
     contracted, batch = op.parameters["dimension_numbers"]
     axes = [x.slots.axis for x in op.operands]
     if axes == [None, None]:
@@ -240,10 +242,10 @@ def multiplied(op: Applied) -> Slots:
         for number, places in enumerate(zip(*kind, strict=True)):
             if any(a == k for a, k in zip(axes, places, strict=True)):
                 if not all(x.is_along(k) for x, k in zip(op.operands, places, strict=True)):
-                    raise RefusalError(f"a public factor depends on the slot: {_REMEDY}")
+                    raise RefusalError(f"a public factor depends on the slot. {_REMEDY}")
                 return Slots() if kind is contracted else Slots(number)
     if None not in axes:
-        raise RefusalError(f"this operation combines pairs of different records: {_REMEDY}")
+        raise RefusalError(f"this operation combines pairs of different records. {_REMEDY}")
     side, axis = (0, axes[0]) if axes[1] is None else (1, axes[1])
     assert axis is not None
     free = [
@@ -259,16 +261,16 @@ def gathered(op: Applied) -> Slots:
     table, places = op.operands
     if places.slots.axis is not None:
         if table.slots.axis is not None:
-            raise RefusalError(f"this operation looks up records by index: {_REMEDY}")
+            raise RefusalError(f"this operation looks up records by index. {_REMEDY}")
         # In the result of `gather`, the axes of the indices come first.
         return Slots(places.slots.axis)
     if table.slots.axis is None:
         return Slots()
     if not (places.value.is_known and places.value.shape == (1,)):
-        raise RefusalError(f"this operation looks up records by index: {_REMEDY}")
+        raise RefusalError(f"this operation looks up records by index. {_REMEDY}")
     axes = tuple(op.parameters["dimension_numbers"].start_index_map)
     if table.slots.axis in axes:
-        raise RefusalError(f"this operation selects the record in one slot: {_REMEDY}")
+        raise RefusalError(f"this operation selects the record in one slot. {_REMEDY}")
     return table.slots.without(axes)
 
 
@@ -276,10 +278,10 @@ def scattered(op: Applied) -> Slots:
     """The slot rule of scatters: sums by index do not depend on the order of additions."""
     start, *added = op.operands
     if start.slots.axis is not None:
-        raise RefusalError(f"this operation adds to an array with one number per slot: {_REMEDY}")
+        raise RefusalError(f"this operation adds to an array with one number per slot. {_REMEDY}")
     by_record = any(x.slots.axis is not None for x in added)
     if by_record and not all(x.is_along(0) for x in added):
-        raise RefusalError(f"an index or a number depends on the slot: {_REMEDY}")
+        raise RefusalError(f"an index or an update depends on the slot. {_REMEDY}")
     return Slots()
 
 
@@ -287,8 +289,8 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
-# Tighter bounds. If a record is removed, its row becomes the row of an empty slot, and not an
-# arbitrary row. And a permuted array has exactly the same rows, not only rows within the same
+# Tighter bounds under add-or-remove-one. The row of a removed record becomes the row of an empty
+# slot, not an arbitrary row. A permuted array has the same rows, not only rows within the same
 # range.
 Tightening = Callable[[Applied], Abstract]
 

@@ -17,14 +17,14 @@ from dpjax.proving._value import Abstract
 
 
 class Mark(NamedTuple):
-    """A part of a softmax.
+    """Says which part of a softmax an array (the marked array) is.
 
     Attributes:
         x: the operand of the softmax.
         axis: the axis of the softmax.
-        of: the exponentials of x minus its maximum; None if these are the marked array itself.
-        rows: if the marked array is the sum of the exponentials, or t over this sum: the index of
-            the sum in each of its entries.
+        of: the exponentials of x minus its maximum; None if the marked array is these exponentials.
+        rows: if the marked array is the sum of the exponentials, or t over this sum: for each
+            entry, the index of its sum.
         t: the numerator of t over the sum.
     """
 

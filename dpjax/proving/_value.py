@@ -149,14 +149,14 @@ class Source:
     """An array that may contain NaN.
 
     Attributes:
-        within: if it is not empty, the array is NaN only where one of these arrays is NaN.
+        within: other sources. If there are any, this array is NaN only where one of them is NaN.
     """
 
     within: "frozenset[Source]" = frozenset()
 
     @staticmethod
     def new(*operands: "Abstract") -> "frozenset[Source]":
-        """Returns the field `nan` for a new source that is NaN only where an operand is NaN."""
+        """Returns a set of one new `Source`, which is NaN only where an operand is NaN."""
         return frozenset([Source(frozenset[Source]().union(*(x.nan for x in operands)))])
 
     def says(self, answer: bool, answers: "frozenset[tuple[Source, bool]]") -> bool:
@@ -311,15 +311,13 @@ def over(array: np.ndarray, axis: int | None) -> np.ndarray:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuses dtypes that have no rules, including all dtypes that are not listed."""
+    """Refuses random keys, and all other dtypes without rules."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise RefusalError(
-            "random bits are not supported in proofs: draw them outside of the target"
-        )
+        raise RefusalError("proofs do not support random bits. Draw them outside of the target")
     if dtype not in rounding.KNOWN:
         raise RefusalError(
-            f"{dtype} is not supported in proofs: compute in float32, float64, or integers of 8 "
-            "to 64 bits"
+            f"proofs do not support {dtype}. Compute in float32, float64, or integers of 8 to 64 "
+            "bits"
         )
 
 
@@ -334,7 +332,7 @@ def constant(value: object) -> Abstract:
     numbers = array.astype(float)
     # float64 on the host represents integers up to 2^53 exactly.
     if array.dtype.kind in "iu" and np.abs(numbers).max(initial=0) > 2.0**52:
-        raise RefusalError("integers beyond 2^52 are not supported in proofs")
+        raise RefusalError("proofs do not support integers beyond 2^52")
     none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0, 0.0)
     with np.errstate(invalid="ignore"):
         whole = bool((np.floor(numbers) == numbers).all())
@@ -375,11 +373,10 @@ def erring(
 
 
 def flushed(moves: Moves, flush: float, shape: Sequence[int]) -> Moves:
-    """Returns bounds on a difference after an operation that may only flush numbers to 0.
+    """Returns bounds on a difference after an operation that is exact except for flushing to 0.
 
-    Such an operation does not round. Without flushing, the bounds on entries do not change, and are
-    not increased by the rounding of the host. Loops need this property, because they search for
-    abstract values that a step does not change.
+    If nothing is flushed, the bounds on entries stay exactly the same. Loops need this property,
+    because they search for abstract values that a step does not change.
     """
     each, l1, l2 = moves
     count = math.prod(shape) * flush
@@ -416,9 +413,7 @@ def make(
     low, high = np.asarray(low, float), np.asarray(high, float)
     # Empty arrays are refused, because an extremum over no entries would be infinite.
     if math.prod(shape) == 0:
-        raise RefusalError(
-            "an empty array is not supported in proofs: leave out parts without entries"
-        )
+        raise RefusalError("proofs do not support empty arrays. Leave out arrays without entries")
     _check_range(low, high, dtype)
     _check_places(low, shape)
     _check_places(high, shape)
@@ -517,16 +512,17 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
     check_dtype(dtype)
     if dtype.kind == "b" and (np.ceil(low).min() < 0 or np.floor(high).max() > 1):
         raise RefusalError(
-            "sums and products of booleans are not supported in proofs: convert to a number"
+            "proofs do not support sums and products of booleans. Convert the booleans to numbers "
+            "first"
         )
     if rounding.is_float(dtype) and largest > rounding.largest(dtype):
         raise RefusalError(
-            f"the value may be as large as {largest:.3g}, so it may overflow: rescale the records"
+            f"the value may be as large as {largest:.3g}, so it may overflow. Rescale the records"
         )
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         if largest > 2.0**52 or low.min() < info.min or high.max() > info.max:
             raise RefusalError(
-                f"the value may be as large as {largest:.3g}, so {dtype} may overflow: convert the "
+                f"the value may be as large as {largest:.3g}, so {dtype} may overflow. Convert the "
                 "operands to a wider dtype"
             )

@@ -56,8 +56,8 @@ from dpjax.proving._value import (
 
 # The beginning and the end of refusals.
 _NO_PROOF, _SAMPLED = "no proof for ", ". Or sample it (dpjax.sample_sensitivity)"
-_ONE_BY_ONE = "it adds up records one by one: use jnp.sum or jnp.cumsum"
-_INSIDE = "sums inside of this operation stay sums of floats: sum outside of it"
+_ONE_BY_ONE = "it adds up records one by one. Use jnp.sum or jnp.cumsum"
+_INSIDE = "sums inside of this operation stay sums of floats. Sum outside of it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Walk:
     def known_in_part(
         self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]
     ) -> list[Any]:
-        """Returns the same as `run`, but inputs and outputs may have bounds in some cells only."""
+        """Returns the same as `run`, but bounds may be known only in some cells (`_cells.py`)."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
         scope, outer, line = Scope(jaxpr, values), self.path, self.line
@@ -396,11 +396,11 @@ class Walk:
             kept = [k for k, names in enumerate(platforms) if names is None or _runs(names)]
             branches, index = [branches[k] for k in kept], constant(np.int32(0))
             if len(branches) != 1:
-                raise RefusalError("code that depends on the platform is not supported in proofs")
+                raise RefusalError("proofs do not support code that differs between CPUs and GPUs")
         if index.nan or any(x.nan for x in given):
             raise RefusalError(
-                "a cond or switch with operands that may be NaN is not supported in proofs: use "
-                "jnp.where"
+                "proofs do not support a cond or switch with operands that may be NaN. Use "
+                "jnp.where instead"
             )
         found = [self.inner_outputs(branch, given) for branch in branches]
         chosen = list[Abstract]()
@@ -430,14 +430,14 @@ class Walk:
         dtypes = (np.dtype(aval(equation.outvars[0]).dtype), *(x.dtype for x in operands))
         if not operation.narrow and rounding.NARROW.intersection(dtypes):
             raise RefusalError(
-                "floats of 16 bits are not supported by proofs here: compute in float32"
+                "proofs of this operation do not support 16-bit floats. Compute in float32 instead"
             )
         of_nan = nans.RULES.get(equation.primitive.name)
         may_be_nan = any(x.nan for x in operands)
         if may_be_nan and of_nan is None:
             raise RefusalError(
-                "a number may be missing here, and proofs of this operation do not support NaN: "
-                "replace NaN before, for example by jnp.where(jnp.isnan(x), 0, x)"
+                "an operand may be NaN (a missing number), and proofs of this operation do not "
+                "support NaN. Replace NaN first, for example with jnp.where(jnp.isnan(x), 0, x)"
             )
         if equation.primitive.name == "scan":
             operands = [dataclasses.replace(x, answers=frozenset()) for x in operands]
@@ -454,7 +454,7 @@ class Walk:
                     raise
                 return again
         if operation.rule is None:
-            raise RefusalError("this operation is not supported in proofs")
+            raise RefusalError("proofs do not support this operation")
         try:
             if (exact := planned(equation, operands)) is not None:
                 with_sum(self.sums, self.path, exact)
@@ -468,7 +468,8 @@ class Walk:
             # product underflows.
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
-            # All operations except `lt_to` treat -0 and 0 alike.
+            # An entry changes only if an operand's entry changes, except for `lt_to`, which tells
+            # -0 from 0.
             if operation.slots is at_one_place and equation.primitive.name != "lt_to":
                 found = counted(found, operands)
             if may_be_nan and of_nan is not None:
@@ -490,7 +491,7 @@ def located(refusal: RefusalError, equation: Equation, line: str) -> RefusalErro
     shapes = [f"{x.dtype}{list(x.shape)}" for x in map(aval, equation.invars)]
     remedy = operation_of(name).remedy
     # Most reasons end with a remedy of their own.
-    if ": " not in reason or remedy != Operation().remedy:
+    if ". " not in reason or remedy != Operation().remedy:
         reason = f"{reason}. Remedy: {remedy}"
     text = f"{_NO_PROOF}{name}({', '.join(shapes)}){line}: {reason}{_SAMPLED}"
     return type(refusal)(text, "located")
@@ -501,8 +502,8 @@ def check_no_nan(jaxpr: jex.Jaxpr, outputs: Sequence[Abstract]) -> None:
     for atom, x in zip(jaxpr.outvars, outputs, strict=True):
         if x.nan:
             refusal = RefusalError(
-                "the value may be NaN, and then it would not be released: replace NaN before, as by"
-                " jnp.where(jnp.isnan(x), 0, x)"
+                "the value may be NaN, and then it would not be released. Replace NaN first, for "
+                "example with jnp.where(jnp.isnan(x), 0, x)"
             )
             made = Scope(jaxpr).definition(atom)
             raise located(refusal, made, source_line(made)) if made else refusal

@@ -81,7 +81,7 @@ class Windows:
         return [k for k, size in enumerate(self.sizes) if size > 1]
 
     def pads_one(self, shape: Sequence[int]) -> bool:
-        """Whether an axis of length 1 is padded."""
+        """Whether the windows pad an axis of length 1."""
         return any(s == 1 and max(pads) > 0 for s, pads in zip(shape, self.padding, strict=True))
 
     @property
@@ -117,7 +117,7 @@ class Windows:
             (start, _), gap = self.padding[k], self.gaps[k]
             inside = [p for p in range(shape[k]) if 0 <= start + p * gap < padded[k]]
             if not inside:
-                raise RefusalError("windows that contain only padding are not supported in proofs")
+                raise RefusalError("proofs do not support windows that contain only padding")
             kept[k] = slice(inside[0], inside[-1] + 1)
             placed[k] = slice(start + inside[0] * gap, start + inside[-1] * gap + 1, gap)
         made[tuple(placed)] = array[tuple(kept)]
@@ -134,15 +134,16 @@ class Windows:
     def check_fit(self, shape: Sequence[int]) -> None:
         """Refuses windows that are larger than their array."""
         if min(self.results(shape)) < 1:
-            raise RefusalError("windows larger than their array are not supported in proofs")
+            raise RefusalError(
+                "proofs do not support windows that are larger than the padded array"
+            )
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """Groups the taps, such that only taps of one group occur at any index.
+        """Groups the taps t by the remainder of t * dilation modulo the step.
 
-        If `steps` are the strides, the index is one of the array. It equals o stride + t dilation
-        for each result o that reads it at tap t, so t dilation is the same modulo the stride. If
-        `steps` are the gaps, the index is one of a result. It reads entries instead of gaps only at
-        taps whose t dilation is the same modulo the gap.
+        If `steps` are the strides, one entry of the array is read only at taps of one group: result
+        o reads entry o * stride + t * dilation at tap t. If `steps` are the gaps, one result reads
+        entries, rather than gaps, only at taps of one group.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
@@ -163,9 +164,7 @@ class Windows:
     def check(self, shape: Sequence[int]) -> None:
         """Refuses windows with too many entries for a walk that reads each of them."""
         if not self.are_few(shape):
-            raise RefusalError(
-                "windows of this size have too many entries for a proof: use smaller windows"
-            )
+            raise RefusalError("the windows have too many entries for a proof. Use smaller windows")
 
 
 def _pooling(
@@ -388,17 +387,26 @@ def convolve(
     """
     dtype = np.dtype(preferred_element_type or x.dtype)
     if not kernel.is_public or not kernel.is_finite:
-        raise RefusalError("a kernel that is not public and finite is not supported in proofs")
+        raise RefusalError("proofs support a convolution only with a public, finite kernel")
     if batch_group_count != 1:
-        raise RefusalError("groups of the batch are not supported in proofs")
+        raise RefusalError("proofs do not support batch_group_count other than 1")
     if not x.dtype == kernel.dtype == dtype:
-        raise RefusalError("a convolution of two dtypes is not supported in proofs")
+        raise RefusalError(
+            "proofs support a convolution only if its operands and its result have the same "
+            "dtype. Convert the operands first"
+        )
     if dtype.kind == "f" and precision not in HIGHEST:
-        raise RefusalError("a precision below the highest is not supported in proofs: leave it out")
+        raise RefusalError(
+            "proofs do not support a precision below the highest. Leave out precision= to use the "
+            "highest"
+        )
     if min(itertools.chain((0,), *padding)) < 0:
         # On CPUs, XLA computes such a convolution from wrong entries, some of them outside of the
         # array.
-        raise RefusalError("a convolution with negative padding is not supported in proofs: slice")
+        raise RefusalError(
+            "proofs do not support a convolution with negative padding. Slice the operand before "
+            "the convolution instead"
+        )
     batch, feature, *spatial = dimension_numbers.lhs_spec
     if x.axis not in (None, batch):
         x = as_dense(x)
@@ -414,7 +422,10 @@ def convolve(
     windows.check_fit((*rows.shape[:-1], 1))
     windows.check((*rows.shape[:-1], 1))
     if math.prod(windows.results(rows.shape)[1:-1]) * kernel.low.size > _MOST_PRODUCTS:
-        raise RefusalError("a convolution of this size has too many products for a proof")
+        raise RefusalError(
+            "the convolution has too many products for a proof. Use a smaller kernel or fewer "
+            "features"
+        )
     whole = x.whole and kernel.whole
     found = _convolved(rows, weights, _Map(windows, rows.shape), whole=whole)
     spec = dimension_numbers.out_spec
@@ -435,21 +446,21 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     if not exact:
         units = rounding.sum_units(count * terms, x.dtype) + 4 * rounding.unit(x.dtype)
         check_sums(units, count, x.dtype)
-        # If a factor is flushed to 0, its product is 0, too.
+        # If a device flushes a factor to 0, the product is also 0.
         flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
         error = rounding.up(units * total + flushed * (count + 1))
     column, column2 = map_.sums(sizes)[0] * room, map_.column(sizes) * room
-    # How many results one entry may change. If a compiler flattens a sum of sums, any result may be
-    # rounded differently, even where no summand changes.
+    # `by_one` bounds how many results one entry may change. If a compiler flattens a sum of sums,
+    # any result may be rounded differently, even where no summand changes.
     by_one = map_.windows.most_at_once * outputs if terms == 1 else math.inf
-    # The kernel is its middle plus a rest of at most `off`, so its norm is at most the sum of both
-    # norms.
+    # Each weight is within `off` of the middle of its range. So the norm of the kernel is at most
+    # the norm of the middle plus the norm of `off`.
     l2 = min(map_.schur(sizes), map_.spectral(middle) + map_.schur(kernel.off)) * room
     shape = (x.shape[0], *map_.windows.results(x.shape)[1:-1], groups * outputs)
 
     def moved(d: Difference) -> Moves:
         touched = map_.of((d.each > 0) * 1.0, (sizes > 0) * 1.0) > 0
-        # Changes have a lower limit, because a tiny change may underflow to 0 on the host.
+        # A tiny change may underflow to 0 on the host, so changes are at least 2^-900.
         each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
         l1 = float(rounding.times(d.l1, column))
         each = np.minimum(each, rounding.times(d.l1, sizes.max() * room))
@@ -457,8 +468,8 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         most2 = min(rounding.times(d.l2, l2), rounding.times(d.l1, column2))
         return erring((each, l1, float(most2)), error, shape, x.axis, _touched(d, by_one))
 
-    # The lower end of a result uses lower ends of entries with positive weights, and upper ends of
-    # entries with negative weights.
+    # The lower endpoint of a result uses the lower endpoints of entries with positive weights, and
+    # the upper endpoints of entries with negative weights.
     up, down = np.maximum(middle, 0.0), np.minimum(middle, 0.0)
     ends = map_.of(x.low, up) + map_.of(x.high, down), map_.of(x.high, up) + map_.of(x.low, down)
     spread = map_.of(x.magnitude, kernel.off) * room

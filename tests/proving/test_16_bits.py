@@ -194,9 +194,9 @@ def test_a_threshold_below_the_records_may_be_reached_by_rounding(dtype):
 
 
 REFUSED = {
-    "here: compute in float32": lambda x: (x.astype(jnp.bfloat16) + 1).astype(jnp.float32),
+    "Compute in float32": lambda x: (x.astype(jnp.bfloat16) + 1).astype(jnp.float32),
     "preferred_element_type": lambda x: x.astype(jnp.bfloat16) @ jnp.ones(N, jnp.bfloat16),
-    "cast to float32 in between": lambda x: x.astype(jnp.bfloat16).astype(jnp.int32),
+    "Cast to float32 first": lambda x: x.astype(jnp.bfloat16).astype(jnp.int32),
     "may overflow": lambda x: (4e4 * x).astype(jnp.float16).astype(jnp.float32),
     "convolve records": lambda x: lax.conv_general_dilated(
         x.astype(jnp.bfloat16)[:, None, None], jnp.ones((1, 1, 1), jnp.bfloat16), (1,), "SAME",

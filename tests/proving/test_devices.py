@@ -270,7 +270,7 @@ AT_200 = {
 @pytest.mark.parametrize("at", AT_200)
 def test_places_are_signed_integers(at):
     """XLA takes 200 of uint8 for -56, which it clips to 0."""
-    with pytest.raises(NoProofError, match="use int32"):
+    with pytest.raises(NoProofError, match="Use int32"):
         bound(AT_200[at], bounds=(0, 1))
 
 

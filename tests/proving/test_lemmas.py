@@ -315,7 +315,7 @@ def test_what_looks_like_a_norm_is_not(norm):
         ),
         (lambda x: lax.pad(x, 0.0, ((-1, 0, 0), (0, 0, 0))), "negative padding"),
         (lambda x: TABLE[(3 * x).astype(int) + 1], "out of bounds"),
-        (lambda x: lax.dynamic_slice(x, (code(x)[0, 0], 0), (1, 1)), "not public"),
+        (lambda x: lax.dynamic_slice(x, (code(x)[0, 0], 0), (1, 1)), "indices are public"),
         (lambda x: x**0.5, "may be 0 or negative"),
         (lambda x: (x + 2) ** (x + 2), "public float"),
         (lambda x: jnp.tile(x, (100, 1)).sum(0), "copies"),

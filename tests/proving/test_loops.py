@@ -165,10 +165,10 @@ def test_sums_of_sums_are_rounded_by_each_term_of_a_step():
 
 REFUSED = {
     "no bound was found": lambda x: over(lambda c, r: (1.01 * c + r, None), x)[0],
-    "may reach": lambda x: over(lambda c, r: (c + jnp.maximum(c, r), None), x)[0],
+    "might reach": lambda x: over(lambda c, r: (c + jnp.maximum(c, r), None), x)[0],
     "5000 steps": lambda x: over(lambda c, r: (c * c + r, None), x)[0],
     "infinite": lambda x: over(lambda c, r: (jnp.maximum(c, r), None), x, -jnp.inf)[0],
-    "not public": lambda x: lax.fori_loop(0, 5000, lambda i, c: c + x[i], jnp.float32(0)),
+    "indices are public": lambda x: lax.fori_loop(0, 5000, lambda i, c: c + x[i], jnp.float32(0)),
     "more operations": lambda x: lax.scan(
         lambda c, r: (0.5 * c + r, None), jnp.float32(0), x, unroll=2
     )[0],

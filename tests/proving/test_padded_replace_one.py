@@ -82,7 +82,7 @@ def test_no_pair_of_slots_lies_further_apart(name):
     query, records, bounds = CASES[name]
     databases, pairs = every_pair(records)
     if query._is_rounded:  # Its proof is one of integers, and it answers in floats.
-        with pytest.raises(NoProofError, match="is about integers"):
+        with pytest.raises(NoProofError, match="only for the integers"):
             proved(query, databases, bounds, "l1")
         return
     for norm in set(query.norms) & set(programs.NORMS):

@@ -168,8 +168,8 @@ def test_factors_of_a_convolution_are_those_of_a_product():
 
 
 REFUSED = {
-    "public": lambda x: convolved(x, x.sum(0)[..., None]),
-    "groups of the batch": lambda x: convolved(x, WIDE[:, :, :2], batch_group_count=2),
+    "finite kernel": lambda x: convolved(x, x.sum(0)[..., None]),
+    "batch_group_count": lambda x: convolved(x, WIDE[:, :, :2], batch_group_count=2),
     "highest": lambda x: convolved(x, WIDE, precision="default"),
     "infinite": lambda x: pooled(x, -np.inf, lax.max, pads=((0, 0), (2, 2), (0, 0))),
     "overflow": lambda x: convolved((100 * x).astype(jnp.int8), np.ones((2, 2, 1))),

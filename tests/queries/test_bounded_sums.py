@@ -238,7 +238,7 @@ def test_floats_of_a_sum_get_no_noise_of_its_integers(key):
     release = dpjax.privatize(query, dpjax.laplace(sampled, 1e6))(key, np.full(5, 20.0))
     assert float(release.value) == pytest.approx(100, rel=1e-3)
     # Nor is a proof of the integers one of the floats.
-    with pytest.raises(dpjax.proving.NoProofError, match=r"call target.sensitivity\(\)"):
+    with pytest.raises(dpjax.proving.NoProofError, match=r"Call target.sensitivity\(\)"):
         dpjax.prove_sensitivity(query, np.ones(5), bounds=(0, 1), norm="l1")
 
 
