@@ -13,6 +13,7 @@ is missing (notebooks/12-table.ipynb shows why).
 import argparse
 import dataclasses
 import datetime
+import itertools
 import json
 import warnings
 import zlib
@@ -107,9 +108,9 @@ def diamonds() -> Data:
     from plotnine.data import diamonds as shipped
 
     frame = shipped.assign(cut=shipped["cut"].astype(str), color=shipped["color"].astype(str))
-    bounds = {"price": (0.0, 20_000.0), "carat": (0.0, 5.0)}
+    bounds = {"price": (0.0, 20_000.0), "carat": (0.0, 5.0), "depth": (40.0, 80.0)}
     edges = tuple(np.linspace(0, 19_000, 20).tolist())
-    frame = frame[["cut", "color", "price", "carat"]].astype({"price": float})
+    frame = frame[["cut", "color", "price", "carat", "depth"]].astype({"price": float})
     return Data("diamonds, n = 53,940", frame, ("cut", "color"), ("price", "carat"), bounds, edges)
 
 
@@ -451,39 +452,44 @@ def top_ten(data: Data) -> Job:
     )
 
 
-def _moments(data: Data) -> tuple[Callable[[float, int], np.ndarray], Callable[..., Any]]:
-    """The six sums of a pair of columns in OpenDP, in units of their bounds, per row."""
-    columns = data.number
-    unit = {}
-    for name in columns:
-        low, high = data.bounds[name]
-        unit[name] = (pl.col(name) - (low + high) / 2) / ((high - low) / 2)
-    u, v = (unit[name] for name in columns)
-    made = [x.alias(f"m{i}") for i, x in enumerate((u, v, u * u, v * v, u * v))]
-    ends = [(-1.0, 1.0), (-1.0, 1.0), (0.0, 1.0), (0.0, 1.0), (-1.0, 1.0)]
+def _moments(
+    data: Data, columns: tuple[str, ...]
+) -> Callable[[float, int], tuple[np.ndarray, ...]]:
+    """Averages and covariances of some columns by sums of OpenDP, in units of their bounds."""
+    halves = [(data.bounds[name][1] - data.bounds[name][0]) / 2 for name in columns]
+    unit = [
+        (pl.col(name) - data.bounds[name][0] - half) / half
+        for name, half in zip(columns, halves, strict=True)
+    ]
+    pairs = list(itertools.combinations_with_replacement(range(len(columns)), 2))
+    every = [*unit, *(unit[i] * unit[j] for i, j in pairs)]
+    ends = [(-1.0, 1.0)] * len(columns) + [(0.0 if i == j else -1.0, 1.0) for i, j in pairs]
+    made = [x.alias(f"m{i}") for i, x in enumerate(every)]
 
-    def theirs(e: float, r: int) -> np.ndarray:
+    def theirs(e: float, r: int) -> tuple[np.ndarray, ...]:
         def terms() -> list[Any]:
             return [of(f"m{i}").dp.sum(end) for i, end in enumerate(ends)] + [length()]
 
-        found = stacked(opendp(data, e, r, by=[], terms=terms, made=made), r, 6)[:, 0]
-        return found[:, :5] / np.maximum(found[:, 5:], 1)
+        number = len(ends) + 1
+        found = stacked(opendp(data, e, r, by=[], terms=terms, made=made), r, number)[:, 0]
+        found = found[:, :-1] / np.maximum(found[:, -1:], 1)
+        mean, second = found[:, : len(columns)], np.zeros((r, len(columns), len(columns)))
+        for (i, j), one in zip(pairs, found[:, len(columns) :].T, strict=True):
+            second[:, i, j] = second[:, j, i] = one
+        return mean, second - mean[:, :, None] * mean[:, None, :]
 
-    def spread(m: np.ndarray) -> tuple[np.ndarray, ...]:
-        mu, mv, uu, vv, uv = np.moveaxis(m, -1, 0)
-        return uu - mu**2, vv - mv**2, uv - mu * mv, mu, mv
-
-    return theirs, spread
+    return theirs
 
 
 def correlation(data: Data) -> Job:
     """The correlation of two columns."""
     a, b = data.number
-    theirs, spread = _moments(data)
+    theirs = _moments(data, data.number)
 
     def of_moments(e: float, r: int) -> np.ndarray:
-        var_u, var_v, cov, *_ = spread(theirs(e, r))
-        return np.clip(cov / np.sqrt(np.maximum(var_u * var_v, 1e-9)), -1, 1)
+        _, found = theirs(e, r)
+        variances = np.maximum(found[:, 0, 0] * found[:, 1, 1], 1e-9)
+        return np.clip(found[:, 0, 1] / np.sqrt(variances), -1, 1)
 
     return Job(
         "correlation",
@@ -491,39 +497,42 @@ def correlation(data: Data) -> Job:
         np.asarray(np.corrcoef(data.frame[a], data.frame[b])[0, 1]),
         lambda t, e, k: with_interval(t.correlation(a, b, bounds=data.bounds, epsilon=e, key=k)),
         {"OpenDP, six sums": of_moments},
-        "by chance: each of six sums has noise of scale 5 / epsilon, and 6 / epsilon in OpenDP",
     )
 
 
-def regression(data: Data) -> Job:
-    """A line, judged a standard deviation on both sides of the middle of x."""
-    y, x = data.number
-    theirs, spread = _moments(data)
-    numbers = data.frame[x].to_numpy()
-    at = numbers.mean() + np.array([-1, 1]) * numbers.std()
-    slope, level = np.polyfit(numbers, data.frame[y], 1)
-    (low_x, high_x), (low_y, high_y) = data.bounds[x], data.bounds[y]
+def regression(data: Data, more: tuple[str, ...] = ()) -> Job:
+    """A line, judged a standard deviation on both sides of the middle of each x."""
+    y, *x = (*data.number, *more)
+    theirs = _moments(data, (y, *x))
+    numbers = data.frame[x].to_numpy(float)
+    sides = np.array(list(itertools.product([-1, 1], repeat=len(x))))
+    at = numbers.mean(axis=0) + sides * numbers.std(axis=0)
+    ones = np.ones((len(numbers), 1))
+    level, *slopes = np.linalg.lstsq(np.c_[ones, numbers], data.frame[y], rcond=None)[0]
+    low, high = np.array([data.bounds[name] for name in (y, *x)]).T
+    middle, half = (low + high) / 2, (high - low) / 2
 
     def of_moments(e: float, r: int) -> np.ndarray:
-        _, var_x, cov, mean_y, mean_x = spread(theirs(e, r))
-        v = (at - (low_x + high_x) / 2) / ((high_x - low_x) / 2)
-        weight = cov / np.maximum(var_x, 1e-3)
-        line = mean_y[:, None] + weight[:, None] * (v - mean_x[:, None])
-        return (low_y + high_y) / 2 + (high_y - low_y) / 2 * np.clip(line, -1, 1)
+        mean, found = theirs(e, r)
+        values, axes = np.linalg.eigh(found[:, 1:, 1:])
+        # The least variance that noise leaves.
+        inverse = axes / np.maximum(values, 1e-3)[:, None, :] @ np.swapaxes(axes, 1, 2)
+        weights = np.einsum("rij,rj->ri", inverse, found[:, 1:, 0])
+        apart = (at - middle[1:]) / half[1:] - mean[:, None, 1:]
+        line = mean[:, :1] + np.einsum("rpi,ri->rp", apart, weights)
+        return middle[0] + half[0] * np.clip(line, -1, 1)
 
     def ours(t: Any, e: float, k: jax.Array) -> Found:
-        found = t.regression(y, [x], bounds=data.bounds, epsilon=e, key=k).value
-        line = np.ravel(found["intercept"])[0] + np.ravel(found["weights"])[0] * at
-        return np.clip(line, low_y, high_y), None, None
+        found = t.regression(y, x, bounds=data.bounds, epsilon=e, key=k).value
+        line = found["intercept"] + at @ np.asarray(found["weights"])
+        return np.clip(line, low[0], high[0]), None, None
 
     return Job(
-        "regression",
+        f"regression on {len(x)} columns" if more else "regression",
         data,
-        level + slope * at,
+        level + at @ slopes,
         ours,
-        {"OpenDP, six sums": of_moments},
-        "noise of scale 3.25 / epsilon for products, 6.5 for sums, 13 for the count, which matters"
-        " if averages are far from the middle of the bounds; 6 for each in OpenDP",
+        {f"OpenDP, {'nine' if more else 'six'} sums": of_moments},
     )
 
 
@@ -605,6 +614,7 @@ def jobs() -> list[Job]:
         *(job for job in several if job.data is not first or job.name not in of_pairs),
         correlation(pair),
         regression(pair),
+        regression(diamonds(), ("depth",)),
         top_ten(first),
         quantiles(first, (0.5,), grouped=False),
         missing(first),

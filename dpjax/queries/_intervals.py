@@ -28,8 +28,9 @@ import scipy
 from dpjax._core._accuracy import Ends, intervals_of
 from dpjax._core._types import PyTree, Value
 from dpjax.mechanisms._noisy_arrays import OUTWARD_QUANTILE, as_floats, noise_bounds
+from dpjax.queries._bernstein import moments_of
 from dpjax.queries._query import compiled
-from dpjax.queries._second_moments import Moments, averages
+from dpjax.queries._second_moments import Moments
 
 # A bound on rounding errors in float32, relative to the largest magnitude of a record.
 _FLOATS = 2.0**-21
@@ -272,11 +273,14 @@ class Statistic(NamedTuple):
             their errors, to a least half-width for each interval. Simulated intervals that are
             shorter are widened to it.
         largest: bounds on the magnitudes of the numbers.
+        relative: whether `least_reach` is given the eigenvalues and the errors in coordinates in
+            which the released matrix is the identity. So units and bounds of columns do not matter.
     """
 
     of_moments: Callable[[Moments, dict[str, Any]], tuple[PyTree, jax.Array]]
-    least_reach: Callable[[np.ndarray, np.ndarray, dict[str, Any]], PyTree]
-    largest: PyTree
+    least_reach: Callable[[np.ndarray, np.ndarray, dict[str, Any]], PyTree] = lambda *_: 0.0
+    largest: PyTree = np.inf
+    relative: bool = False
 
 
 STATISTICS: dict[str, Statistic] = {}
@@ -284,6 +288,9 @@ STATISTICS: dict[str, Statistic] = {}
 # others is at least this many times the error of an eigenvalue. By Weyl's inequality, the noise can
 # separate equal eigenvalues by at most twice the error.
 CLEAR = 3
+# A simulated interval that divides by a matrix is used only if the matrix is at least this many
+# times its own error, in every direction.
+CLEAR_OF_ITSELF = 2
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
 
@@ -293,19 +300,16 @@ def _of_draws(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
     """Returns intervals around the value, from a quantile of its distances to simulated values."""
-    if confidence > _LARGEST_CONFIDENCE:
-        raise ValueError(
-            f"confidence must be at most {_LARGEST_CONFIDENCE} for a simulated interval, got"
-            f" {confidence}"
-        )
+    check_simulated(confidence)
     statistic = STATISTICS[facts["statistic"]]
-    draws, matrices = jax.tree.map(np.asarray, _draws(measured, facts))
+    draws, matrices = jax.tree.map(np.asarray, draws_of(measured, facts))
     groups = measured["sums"].ndim - 1
     rank = math.ceil((_DRAWS + 1) * confidence) - 1
 
     def distance(draws: np.ndarray, value: np.ndarray) -> np.ndarray:
         return np.abs(_turned(draws[1:], value, groups) - value)
 
+    matrices = _whitened(matrices) if statistic.relative else matrices
     errors = np.linalg.norm(matrices[1:] - matrices[0], 2, axis=(-2, -1))
     error = np.sort(errors, axis=0)[rank]
     least = statistic.least_reach(np.linalg.eigvalsh(matrices[0]), error, facts)
@@ -327,6 +331,18 @@ def _of_draws(
     )
 
 
+def _whitened(matrices: np.ndarray) -> np.ndarray:
+    """Returns the matrices in coordinates in which the first of them is the identity.
+
+    If noise has made an eigenvalue of the first matrix 0 or less, it is 0 in these coordinates.
+    """
+    matrices = matrices.astype(np.float64)
+    values, vectors = np.linalg.eigh(matrices[0])
+    sizes = np.where(values > 0, 1 / np.sqrt(np.where(values > 0, values, 1)), 0)
+    axes = vectors * sizes[..., None, :]
+    return np.swapaxes(axes, -1, -2) @ matrices @ axes
+
+
 def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
     """Flips simulated eigenvectors to agree with the value, because signs are arbitrary."""
     if value.ndim - groups < 2:
@@ -334,7 +350,16 @@ def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
     return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)
 
 
-def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
+def check_simulated(confidence: float) -> None:
+    """Raises an error if a simulation has too few draws for this confidence."""
+    if confidence > _LARGEST_CONFIDENCE:
+        raise ValueError(
+            f"confidence must be at most {_LARGEST_CONFIDENCE} for a simulated interval, got"
+            f" {confidence}"
+        )
+
+
+def draws_of(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
     """Returns the statistic and its matrix for the released sums and for simulated sums."""
     sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
@@ -369,12 +394,7 @@ def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree,
     statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
     noise = facts["arrays"][0]["scale"] * unit
 
-    weight, left_out = facts.get("weight", 1.0), facts.get("left_out", 0)
-    center = facts.get("center", 0.0)
-
     def of_row(sums: jax.Array, n: jax.Array | None) -> tuple[PyTree, jax.Array]:
-        triangle = jnp.append(sums * unit, jnp.zeros(left_out))
-        moments = averages(triangle, n, noise, weight=weight, center=center)
-        return statistic.of_moments(moments, facts)
+        return statistic.of_moments(moments_of(sums * unit, n, noise, facts), facts)
 
     return compiled(jax.vmap(of_row, (0, None)))

@@ -1,6 +1,7 @@
 """Linear regression from noisy sums of products."""
 
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -16,15 +17,15 @@ from dpjax._core._columns import check_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax.queries._bernstein import bernstein_query, moments_of
 from dpjax.queries._groups import By, inside_groups
-from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
+from dpjax.queries._intervals import CLEAR_OF_ITSELF, STATISTICS, Statistic
 from dpjax.queries._missing import drops_missing
 from dpjax.queries._padded_records import records_and_slots
 from dpjax.queries._private_release import Terms, released
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
-    averages,
     largest_by_angle,
     moved_products,
     products_query,
@@ -32,10 +33,13 @@ from dpjax.queries._second_moments import (
 )
 from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
-# The query sums the products of the coordinates of z = (1/2, x, y). The first coordinate is below 1
-# because noise on products matters more than noise on sums: the regression divides products by the
-# variance of x, which is small in units of the radius.
-_WEIGHT = Fraction(1, 2)
+# `_line_query` sums the products of the coordinates of z = (3/4, x, y). The first coordinate is
+# below 1 because noise on products matters more than noise on sums: the regression divides products
+# by the variance of x, which is small in units of the radius.
+_WEIGHT = Fraction(3, 4)
+# With at most this many columns x and Laplace noise, sums of Bernstein polynomials are more
+# accurate than sums of products. More columns would have too many polynomials.
+MOST_COLUMNS = 3
 
 
 def private_linear_regression(
@@ -54,8 +58,11 @@ def private_linear_regression(
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
-    x is clipped to the ball of its radius, and y to [-y_radius, y_radius]. Then all products of two
-    coordinates of (1/2, x / x_radius, y / y_radius) are added up, except the square of y.
+    x is clipped to the ball of its radius, and y to [-y_radius, y_radius]. Without a delta and for
+    d <= 3, one release has the sums of all products of Bernstein polynomials of degree 2 in each
+    x_i / x_radius and of degree 1 in y / y_radius; sums of products are combinations of them.
+    Otherwise all products of two coordinates of (3/4, x / x_radius, y / y_radius) are added up,
+    except the square of y.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -64,7 +71,7 @@ def private_linear_regression(
         x_radius: the largest norm of x that is not clipped, public.
         y_radius: the largest |y| that is not clipped, public.
         epsilon: the epsilon of the guarantee.
-        delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
+        delta: for Gaussian noise; None for Laplace noise, which is less for d <= 3.
         regularization: 0 or above; this multiple of the identity is added to the average of
             x x^T / x_radius^2.
         relation: which databases are neighbors; None takes the relation of an open ledger, or else
@@ -84,15 +91,16 @@ def private_linear_regression(
             private and the database is not a `PaddedRecords`.
 
     Formal guarantees:
-        (epsilon, delta)-DP under the relation. One release has noise on n / 4, on half of the sums
-        of x and y, and on the sums of x x^T and x y, each entry once. In units of the radii and in
-        the norm l2, an added record changes these numbers by at most 1.61. A replaced record
-        changes them by at most sqrt(5) for d = 1, and 2.41 for larger d. The proof is in
-        docs/proofs/shorter.md. The rest is post-processing. If an eigenvalue of the average of
-        (1, x) (1, x)^T is below the size of the noise, it is increased to that size, so the weights
-        are finite. Let all entries of the averages be within e of the true averages, and let s be
-        the least eigenvalue of the solved system. The weights, in units of the radii, change by at
-        most e ((d + 1) |w| + sqrt(d + 1)) / s.
+        (epsilon, delta)-DP under the relation. With Bernstein polynomials, an added record changes
+        the sums by at most 1 in the norm l1, and a replaced record by at most 2. Without, one
+        release has noise on 9 n / 16, on 3/4 of the sums of x and y, and on the sums of x x^T and
+        x y, each entry once. In units of the radii and in the norm l2, an added record changes
+        these numbers by at most 1.86. A replaced record changes them by at most 5/2 for d = 1, and
+        2.74 for larger d. The proofs are in docs/proofs/shorter.md. The rest is post-processing. If
+        an eigenvalue of the average of (1, x) (1, x)^T is below the size of the noise, it is
+        increased to that size, so the weights are finite. Let all entries of the averages be within
+        e of the true averages, and let s be the least eigenvalue of the solved system. The weights,
+        in units of the radii, change by at most e ((d + 1) |w| + sqrt(d + 1)) / s.
 
     Source:
         Dwork, Talwar, Thakurta and Zhang (2014); Wang, "Revisiting differentially private linear
@@ -135,33 +143,61 @@ def private_linear_regression(
         return x / x_radius, (y / y_radius)[:, None]
 
     numbers = {"x_radius": x_radius, "y_radius": y_radius, "regularization": regularization}
-    how = {"statistic": "linear regression", "weight": float(_WEIGHT), "left_out": 1}
+    sums = sums_of_line(dims if delta is None else None)
 
     def line(
         query: IntegerQuery, value: jax.Array, n: jax.Array | None, scale: Scalar
     ) -> dict[str, jax.Array]:
-        return _line(value, n, scale * query.unit, query.unit, numbers)
+        return _line_of(json.dumps(sums))(value, n, scale * query.unit, query.unit, numbers)
 
     return released(
         key,
         database,
-        lambda capacity: _line_query(parts, dims=dims, capacity=capacity),
+        lambda capacity: line_query(parts, sums, dims=dims, capacity=capacity),
         line,
         terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
         what="linear regression",
         kind="bootstrap",
-        facts={**numbers, **how, "simulated": True},
+        facts={**numbers, **sums, "statistic": "linear regression", "simulated": True},
     )
 
 
-@compiled
-def _line(
-    value: jax.Array, n: jax.Array | None, noise: Scalar, unit: float, numbers: dict[str, float]
-) -> dict[str, jax.Array]:
-    # The query does not release the last entry of the triangle, the sum of y^2, and the regression
-    # does not use it.
-    triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
-    return _solution(averages(triangle, n, noise, weight=float(_WEIGHT)), numbers)[0]
+def sums_of_line(columns: int | None) -> dict[str, Any]:
+    """Returns the public facts about the sums that a line is computed from; see `moments_of`.
+
+    Args:
+        columns: the number of columns x; None for Gaussian noise.
+    """
+    if columns is not None and columns <= MOST_COLUMNS:
+        return {"degrees": [2] * columns + [1]}
+    return {"weight": float(_WEIGHT), "left_out": 1}
+
+
+def line_query(
+    parts: Callable[[Database], tuple[jax.Array, jax.Array]],
+    sums: dict[str, Any],
+    *,
+    dims: int,
+    capacity: int,
+    in_cube: bool = False,
+) -> IntegerQuery:
+    """Returns the query of the sums that `sums_of_line` chose."""
+    if "degrees" not in sums:
+        return _line_query(parts, dims=dims, capacity=capacity)
+    return bernstein_query(parts, degrees=sums["degrees"], capacity=capacity, in_cube=in_cube)
+
+
+@functools.lru_cache
+def _line_of(text: str) -> Callable[..., dict[str, jax.Array]]:
+    """Compiles the line as a function of noisy sums. `text` contains their facts in JSON."""
+    sums = json.loads(text)
+
+    def line(
+        value: jax.Array, n: jax.Array | None, noise: Scalar, unit: float, numbers: dict[str, float]
+    ) -> dict[str, jax.Array]:
+        return _solution(moments_of(in_units_of(unit, value), n, noise, sums), numbers)[0]
+
+    return compiled(line)
 
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
@@ -186,25 +222,24 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Returns infinite half-widths if the least eigenvalue may be mere noise, and 0 otherwise.
+    """Returns infinite half-widths if noise may have hidden that records are in a hyperplane.
 
-    The least eigenvalue is small if the records are nearly in a hyperplane. Then noise determines
-    the line.
+    Then noise determines the line. Otherwise the half-widths are 0.
     """
     del facts
-    flat = np.where(values[..., 0] < CLEAR * error, np.inf, 0.0)
+    flat = np.where(values[..., 0] <= CLEAR_OF_ITSELF * error, np.inf, 0.0)
     return {"weights": flat[..., None], "intercept": flat}
 
 
 STATISTICS["linear regression"] = Statistic(
-    _solution, _least_reach, {"weights": np.inf, "intercept": np.inf}
+    _solution, _least_reach, {"weights": np.inf, "intercept": np.inf}, relative=True
 )
 
 
 def _line_query(
     parts: Callable[[Database], tuple[jax.Array, jax.Array]], *, dims: int, capacity: int
 ) -> IntegerQuery:
-    """Returns the query of the upper triangle of the sum of z z^T, for z = (1/2, x, y).
+    """Returns the query of the upper triangle of the sum of z z^T, for z = (3/4, x, y).
 
     The query leaves out the last entry, the sum of y^2.
     """

@@ -11,22 +11,26 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._labels import Labels
-from dpjax._core._records import PaddedRecords
+from dpjax._core._records import PaddedRecords, Parts
 from dpjax._core._types import Key, PyTree, Scalar
 from dpjax._core._values import Release
-from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
+from dpjax.queries._bernstein import bernstein_query, moments_of
+from dpjax.queries._correlation import CORRELATION
+from dpjax.queries._intervals import STATISTICS, Statistic
 from dpjax.queries._k_means import released_clusters
-from dpjax.queries._linear_regression import _WEIGHT, _least_reach, _line_query, _solution
+from dpjax.queries._linear_regression import _least_reach, _solution, line_query, sums_of_line
 from dpjax.queries._moments import _directions, _mean_and_covariance
 from dpjax.queries._private_release import Terms, released
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
-from dpjax.queries._second_moments import Moments, averages
+from dpjax.queries._second_moments import Moments
 from dpjax.tables._asked_table import AskedTable
 from dpjax.tables._bounds import Bounds
 from dpjax.tables._box import Box, box_of
+from dpjax.tables._cost import Cost
 from dpjax.tables._float64 import covariance_of, in_float64
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
+from dpjax.tables._question import Question
 from dpjax.tables._where import Where
 
 
@@ -104,17 +108,20 @@ class RelationsOfTable(AskedTable):
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of numbers in [-1, 1]. Its interval is simulated. It is [-1, 1] if the noise
-            could hide that a column is constant.
+            A `Release` of numbers in [-1, 1]. Its interval inverts a simulated test. It is [-1, 1]
+            if the noise could hide that a column is constant.
         """
         box = box_of((x, y), bounds, structure_of(self._frame))
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("correlation", (x, y), by=by, where=where, about=box.facts)
-        facts = {**box.facts, "statistic": CORRELATION, "simulated": True}
-
-        def ask(key: Key) -> Release:
-            return self._of_moments(asked, box, cost, key, correlation, facts, "bootstrap")
-
+        facts = {**box.facts, "statistic": CORRELATION, "degrees": [2, 2], "simulated": True}
+        database = self._records(
+            asked, lambda table, asked: asked.database(box.vectors(table._frame))
+        )
+        query = bernstein_query(
+            lambda vectors: [vectors], degrees=[2, 2], capacity=self.most_rows, in_cube=True
+        )
+        ask = self._simulated(asked, database, query, cost, facts, kind=CORRELATION)
         return self._released(asked, ask, key)
 
     def pca(
@@ -200,13 +207,15 @@ class RelationsOfTable(AskedTable):
 
         Returns:
             A `Release` of {"weights": ..., "intercept": ...}, in units of the columns. Intervals
-            are simulated.
+            are simulated. They have no ends if the noise could hide that columns x are collinear.
+            With at most 3 columns x the noise is least.
         """
-        of_x, of_y = (
-            box_of(x, bounds, structure_of(self._frame), in_ball=True),
-            box_of([y], bounds, structure_of(self._frame), in_ball=True),
-        )
+        frame, sums = structure_of(self._frame), sums_of_line(len(x))
+        in_cube = "degrees" in sums
+        of_x = box_of(x, bounds, frame, in_ball=not in_cube)
+        of_y = box_of([y], bounds, frame)
         facts = facts_of_line(of_x, of_y, _checks.non_negative("regularization", regularization))
+        facts |= sums
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("regression", [y, *x], by=by, where=where, about=facts)
         database = self._records(
@@ -215,20 +224,8 @@ class RelationsOfTable(AskedTable):
                 {"x": of_x.vectors(table._frame), "y": of_y.vectors(table._frame)}
             ),
         )
-        query = _line_query(_parts, dims=len(of_x.columns), capacity=self.most_rows)
-        terms = Terms(**self._terms(asked, cost, query))
-        about: dict[str, Any] = {"what": "linear regression", "kind": "bootstrap", "facts": facts}
-
-        def ask(key: Key) -> Release:
-            return released(
-                key,
-                database,
-                lambda _: query,
-                lambda query, value, n, scale: line(query, value, n, scale, facts),
-                terms=terms,
-                **about,
-            )
-
+        query = line_query(_parts, sums, dims=len(x), capacity=self.most_rows, in_cube=in_cube)
+        ask = self._simulated(asked, database, query, cost, facts)
         return self._released(asked, ask, key, {"weights": (("column", tuple(x)),)})
 
     def k_means(
@@ -289,52 +286,76 @@ class RelationsOfTable(AskedTable):
             accuracy = accuracy.having(**box.facts)
         return Release(value, found.guarantee, accuracy, labels)
 
+    def _simulated(
+        self,
+        asked: Question,
+        database: PaddedRecords | Parts,
+        query: IntegerQuery,
+        cost: Cost,
+        facts: dict[str, Any],
+        kind: str = "bootstrap",
+    ) -> Callable[[Key], Release]:
+        """Returns the release of a statistic whose intervals are simulated."""
+        terms = Terms(**self._terms(asked, cost, query))
+
+        def ask(key: Key) -> Release:
+            return released(
+                key,
+                database,
+                lambda _: query,
+                lambda query, value, n, scale: statistic_of(query, value, n, scale, facts),
+                terms=terms,
+                what=asked.what,
+                kind=kind,
+                facts=facts,
+            )
+
+        return ask
+
 
 def _parts(records: PyTree) -> tuple[Any, Any]:
     """Returns the vectors x and y of a row, whose products a regression needs."""
     return records["x"], records["y"]
 
 
-# The following functions compute correlations and regression lines from averages of scaled rows,
-# and convert lines to the units of the columns.
+# The following functions compute regression lines from averages of scaled rows, and convert them to
+# the units of the columns.
 
 
 LINE = "line of a table"
-CORRELATION = "correlation"
 
 
 def facts_of_line(x: Box, y: Box, regularization: float) -> dict[str, Any]:
     """Returns the public facts about a regression line, from which it is computed."""
-    radii = {"x_radius": 1.0, "y_radius": 1.0, "regularization": regularization}
-    how = {"statistic": LINE, "weight": float(_WEIGHT), "left_out": 1, "simulated": True}
-    return {**radii, **how, "x": x.facts, "y": y.facts}
+    # In a ball, the columns are divided by the root of their number.
+    penalty = regularization / len(x.columns) if x.in_ball else regularization
+    radii = {"x_radius": 1.0, "y_radius": 1.0, "regularization": penalty}
+    return {**radii, "statistic": LINE, "simulated": True, "x": x.facts, "y": y.facts}
 
 
-def line(
+def statistic_of(
     query: IntegerQuery,
     value: jax.Array,
     n: jax.Array | None,
     scale: Scalar,
     facts: dict[str, Any],
 ) -> PyTree:
-    """Computes the regression line from noisy sums of products in the query's integer units."""
-    return _line_of_sums(json.dumps(facts))(value, n, scale, query.unit)
+    """Computes a statistic from noisy sums in the query's integer units."""
+    return _program(json.dumps(facts))(value, n, scale * query.unit, query.unit)
 
 
 @functools.lru_cache
-def _line_of_sums(text: str) -> Callable[..., PyTree]:
-    """Compiles the computation of a line from noisy sums. `text` contains the facts in JSON.
+def _program(text: str) -> Callable[..., PyTree]:
+    """Compiles a statistic as a function of noisy sums. `text` contains the facts in JSON.
 
     One program compiles faster than many single operations.
     """
     facts = json.loads(text)
+    statistic = STATISTICS[facts["statistic"]]
 
-    def of_sums(value: jax.Array, n: jax.Array | None, scale: Scalar, unit: float) -> PyTree:
-        # The last entry is the sum of y^2. The query does not release it and the line does not need
-        # it, so it is set to 0.
-        triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
-        moments = averages(triangle, n, scale * unit, weight=float(_WEIGHT))
-        return _line_of_moments(moments, facts)[0]
+    def of_sums(value: jax.Array, n: jax.Array | None, noise: Scalar, unit: float) -> PyTree:
+        moments = moments_of(in_units_of(unit, value), n, noise, facts)
+        return statistic.of_moments(moments, facts)[0]
 
     return compiled(of_sums)
 
@@ -352,33 +373,5 @@ def _line_of_moments(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, j
 
 
 STATISTICS[LINE] = Statistic(
-    _line_of_moments, _least_reach, {"weights": np.inf, "intercept": np.inf}
+    _line_of_moments, _least_reach, {"weights": np.inf, "intercept": np.inf}, relative=True
 )
-
-
-@compiled
-def correlation(moments: Moments) -> jax.Array:
-    """Computes the correlation of two coordinates.
-
-    Variances are raised to a floor, because noise may make them 0 or less.
-    """
-    return _of_two(moments, {})[0]
-
-
-def _of_two(moments: Moments, facts: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-    """Returns the correlation, and a diagonal matrix of the two variances."""
-    del facts
-    covariance = moments.second - jnp.outer(moments.mean, moments.mean)
-    variances = jnp.diagonal(covariance)
-    least = jnp.maximum(variances, moments.noise)
-    product = jnp.sqrt(least[0]) * jnp.sqrt(least[1])
-    return jnp.clip(covariance[0, 1] / product, -1, 1), jnp.diag(variances)
-
-
-def _unknown_if_flat(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """Returns the least half-width of an interval: it covers [-1, 1] if a variance may be 0."""
-    del facts
-    return np.where(values[..., 0] < CLEAR * error, 2.0, 0.0)
-
-
-STATISTICS[CORRELATION] = Statistic(_of_two, _unknown_if_flat, 1.0)

@@ -62,6 +62,22 @@ def test_a_correlation_with_a_constant_is_unknown():
     assert (low, high) == (-1, 1)
 
 
+def test_a_narrow_column_has_a_slope_and_a_correlation():
+    """Its variance is far below the noise on a wide column's, but far above its own."""
+    narrow, wide = 0.03 * X, 60 * X / 80
+    frame = {"narrow": narrow, "wide": wide, "y": 40 * narrow + GENERATOR.normal(0, 5, N)}
+    table = dpjax.PrivateTable(frame, most_rows=SLOTS)
+    bounds = {"narrow": (0, 9), "wide": (0, 60), "y": (0, 100)}
+    for name in ("narrow", "wide"):
+        slope = np.polyfit(frame[name], frame["y"], 1)[0]
+        line = table.regression("y", [name], bounds=bounds, epsilon=3.0, key=KEY)
+        low, high = line.interval()
+        assert low["weights"][0] < slope < high["weights"][0] < low["weights"][0] + 0.6 * slope
+        exact = np.corrcoef(frame[name], frame["y"])[0, 1]
+        low, high = table.correlation(name, "y", bounds=bounds, epsilon=3.0, key=KEY).interval()
+        assert low < exact < high < low + 0.4
+
+
 def test_covariances_and_components_are_in_units_of_the_columns(table):
     of = {"bounds": BOUNDS, "epsilon": EPSILON, "key": KEY}
     release = table.covariance(["x", "z"], **of)

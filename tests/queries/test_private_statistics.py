@@ -135,7 +135,7 @@ def test_no_search_finds_records_that_move_a_line_further(dims):
     def values(records):
         x, y = records[..., :-1], np.clip(records[..., -1:], -1, 1)
         x = x / np.maximum(1, np.linalg.norm(x, axis=-1, keepdims=True))
-        z = np.concatenate([np.full_like(y, 0.5), x, y], axis=-1)
+        z = np.concatenate([np.full_like(y, 0.75), x, y], axis=-1)
         return z[..., rows] * z[..., columns]
 
     for i, (norm, order) in enumerate(ORDS.items()):

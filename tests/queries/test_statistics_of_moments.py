@@ -40,8 +40,9 @@ def test_a_variance_is_in_units_of_the_numbers(monkeypatch):
     assert float(found["variance"]) == pytest.approx(numbers.var(), rel=1e-6)
 
 
+@pytest.mark.parametrize(("delta", "sums"), [(None, 18), (1e-6, 9)])
 @pytest.mark.parametrize("relation", list(NeighboringRelation), ids=str)
-def test_a_line_is_that_of_least_squares(monkeypatch, relation):
+def test_a_line_is_that_of_least_squares(monkeypatch, relation, delta, sums):
     """Of sums without noise, also where n is private; a record at both radii is not clipped."""
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (50, 2)).astype("float32")
@@ -56,10 +57,11 @@ def test_a_line_is_that_of_least_squares(monkeypatch, relation):
     )
     database = {"x": jnp.asarray(x), "y": jnp.asarray(y)}
     queries.private_linear_regression(
-        None, database, x_radius=5.0, y_radius=10.0, epsilon=1.0, relation=relation
+        None, database, x_radius=5.0, y_radius=10.0, epsilon=1.0, delta=delta, relation=relation
     )
     query = asked["make"](50)
-    assert query.shape == (9,)  # Of 10 products, that of y with itself is not released.
+    # 3 * 3 * 2 polynomials; or of 10 products, all but that of y with itself.
+    assert query.shape == (sums,)
     n = jnp.float32(50) if relation is NeighboringRelation.REPLACE_ONE else None
     found = asked["finish"](query, query(database), n, 0.0)
     truth, *_ = np.linalg.lstsq(np.c_[np.ones(50), x], y, rcond=None)
