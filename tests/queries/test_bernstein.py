@@ -58,7 +58,7 @@ def test_no_record_moves_the_sums_further_and_corners_move_them_as_far(relation)
     degrees = (2, 1)
     query = bernstein_query(lambda x: [x], degrees=degrees, capacity=1, in_cube=True)
     total = jax.jit(jax.vmap(lambda x: query.of_present(x[None], jnp.ones(1, bool))))
-    values = np.asarray(total(jnp.asarray(records(2))), np.int64)
+    values = np.asarray(total(jnp.asarray(records(2, n=200))), np.int64)
     pairs = values[:, None] - values[None] if relation is REPLACE else values[:, None]
     for norm, order in ORDS.items():
         moved = np.linalg.norm(pairs, order, axis=-1).max()
