@@ -5,7 +5,7 @@ docs/proofs/groups.md has the proof.
 
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,20 @@ _SIGN = np.uint64(2**63)
 _CHUNK, _MANY, _LARGE_CHUNK = 2**11, 64, 2**16
 
 _Kept: TypeAlias = dict[str, Any]
+
+
+class WithCounts(NamedTuple):
+    """A column whose keys are released together with their noisy counts, for tables.
+
+    Attributes:
+        entries: the column. If neighbors differ in all rows of a person, its shape is (n,), and a
+            person may have several entries, each with another key. Then n is private, and a
+            capacity must be given under both relations.
+        people: how many entries a person has, if neighbors differ in people.
+    """
+
+    entries: ArrayLike
+    people: Contribution | None = None
 
 
 def group_keys(
@@ -110,38 +124,9 @@ def group_keys(
         ... ).value
         ('Bonn', 'Ulm')
     """
-    found = known_groups(
-        key,
-        column,
-        epsilon=epsilon,
-        delta=delta,
-        at_most=at_most,
-        capacity=capacity,
-        relation=relation,
-        privacy_unit=privacy_unit,
-        name=name,
-    )
-    return Release(found.value[0], found.guarantee)
-
-
-def known_groups(
-    key: Key,
-    column: ArrayLike,
-    *,
-    epsilon: float,
-    delta: float,
-    at_most: int = 1,
-    capacity: int | None = None,
-    relation: NeighboringRelation | None = None,
-    privacy_unit: str = RECORD,
-    name: str | None = None,
-    people: Contribution | None = None,
-) -> Release:
-    """Releases the keys whose noisy counts reach the threshold, together with these counts.
-
-    With `people`, a person may have several entries in a column of shape (n,), each with another
-    key. Then n is private, and a capacity must be given under both relations.
-    """
+    given: Any = column
+    with_counts = isinstance(given, WithCounts)
+    column, people = given if with_counts else (given, None)
     check_key(key)
     relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
@@ -190,7 +175,8 @@ def known_groups(
         name=name,
         request=lambda name: _request(name, about),
     )
-    return Release(_from_arrays(release.value, entries is None), release.guarantee)
+    keys, counts = _from_arrays(release.value, entries is None)
+    return Release((keys, counts) if with_counts else keys, release.guarantee)
 
 
 def _request(name: str | None, about: tuple[object, ...]) -> Request | None:

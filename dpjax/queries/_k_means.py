@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,25 @@ _STEPS = 10
 _DEVIATIONS = 2
 # A bound on rounding errors in float32, relative to the radius or to a count.
 _FLOATS = 2.0**-20
+
+
+class Partition(NamedTuple):
+    """A database whose clusters are released by group or for people, paid for as one release.
+
+    Each step is one release of the totals of all groups. An added record is in one group, so it
+    changes these totals as far as those of a single group. A replaced record may change two groups,
+    so groups are refused under replace-one. If neighbors differ in all records of a person, the
+    totals change as far as those of any query by group.
+
+    Attributes:
+        database: the records of all groups.
+        groups: the group of each slot (below 0 for no group), and the number of groups.
+        people: how many records and groups a person has, if neighbors differ in people.
+    """
+
+    database: Database
+    groups: tuple[np.ndarray, int] | None = None
+    people: Contribution | None = None
 
 
 def private_k_means(
@@ -134,45 +153,8 @@ def private_k_means(
         >>> release.value["centers"].shape
         (2, 2)
     """
-    return released_clusters(
-        key,
-        database,
-        clusters=clusters,
-        radius=radius,
-        center=center,
-        iterations=iterations,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        name=name,
-        missing=missing,
-    )
-
-
-def released_clusters(
-    key: Key,
-    database: Database,
-    *,
-    clusters: int,
-    radius: float,
-    center: ArrayLike = 0.0,
-    iterations: int = 4,
-    epsilon: float,
-    delta: float,
-    relation: NeighboringRelation | None = None,
-    name: str | None = None,
-    missing: Literal["drop", "center"] = "drop",
-    groups: tuple[np.ndarray, int] | None = None,
-    people: Contribution | None = None,
-) -> Release:
-    """Releases the clusters of all records, or the clusters of each group, paid for as one release.
-
-    `groups` contains the group of each slot (below 0 for no group) and the number of groups. Each
-    step is one release of the totals of all groups. An added record is in one group, so it changes
-    these totals as far as those of a single group. A replaced record may change two groups, so
-    groups are refused under replace-one. With `people`, neighbors differ in all records of a
-    person, and the totals change as far as those of any query by group.
-    """
+    given = database if isinstance(database, Partition) else Partition(database)
+    database, groups, people = given
     check_key(key)
     drops = drops_missing(missing, "center")
     k = _checks.integer("clusters", clusters, least=1)

@@ -22,7 +22,7 @@ from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
 from dpjax.queries._counts import histogram_query
-from dpjax.queries._group_keys import known_groups
+from dpjax.queries._group_keys import WithCounts, group_keys
 from dpjax.queries._moments import (
     released_moments,
 )
@@ -237,12 +237,13 @@ class AskedTable:
             )
         is_public = self.relation is NeighboringRelation.REPLACE_ONE and asked.people is None
         how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
-        how |= {"capacity": None if is_public else self.most_rows, "people": asked.people}
+        how["capacity"] = None if is_public else self.most_rows
         entries = self._frame.entries_of(column, asked.present)
         cells, used = asked.cells, self._frame[column]
         if cells.axes:
             entries = entries_in_groups(cells, used, entries, asked.present)
-        found = self._paid(lambda key: known_groups(key, entries, **how), key)
+        counted: Any = WithCounts(entries, asked.people)
+        found = self._paid(lambda key: group_keys(key, counted, **how), key)
         value = (
             keys_in_groups(cells, found.value, used.is_text) if cells.axes else {(): found.value}
         )

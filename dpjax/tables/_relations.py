@@ -17,7 +17,7 @@ from dpjax._core._values import Release
 from dpjax.queries._bernstein import bernstein_query, moments_of
 from dpjax.queries._correlation import CORRELATION
 from dpjax.queries._intervals import STATISTICS, Statistic
-from dpjax.queries._k_means import released_clusters
+from dpjax.queries._k_means import Partition, private_k_means
 from dpjax.queries._linear_regression import _least_reach, _solution, line_query, sums_of_line
 from dpjax.queries._moments import _directions, _mean_and_covariance
 from dpjax.queries._private_release import Terms, released
@@ -265,14 +265,14 @@ class RelationsOfTable(AskedTable):
                 "delta must be above 0 for k-means: give a delta, or a ledger with a delta"
             )
         asked = self._asked("k_means", columns, by=by, where=where, about=(box.facts, clusters))
-        database = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
-        how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
-        how["people"] = asked.people
+        records = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
         groups = (asked.cells.codes, asked.cells.size) if asked.cells.axes else None
+        database = Partition(records, groups, asked.people)
+        how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
 
         def ask(key: Key) -> Release:
             price_of = {"epsilon": price.epsilon, "delta": price.delta or 0.0}
-            return released_clusters(key, database, groups=groups, **price_of, **how)
+            return private_k_means(key, database, **price_of, **how)
 
         found = self._paid(ask, key)
         centers = box.middle + box.size * np.asarray(found.value["centers"], np.float64)

@@ -219,22 +219,23 @@ def test_a_person_moves_keys_by_one_for_each_of_their_entries(relation, monkeypa
     """Counts of keys before noise, over all pairs: a person alone has one of each, in few keys."""
     read = []
 
-    def known_groups(key, entries, **how):
-        read.append((collections.Counter(x for x in np.asarray(entries) if x is not None), how))
+    def group_keys(key, column, **how):
+        entries = collections.Counter(x for x in np.asarray(column.entries) if x is not None)
+        read.append((entries, column.people, how))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_asked_table, "known_groups", known_groups)
+    monkeypatch.setattr(_asked_table, "group_keys", group_keys)
     ours = [[("p", *row) for row in rows] for rows in SEQUENCES]
     for by in ({"by": {"x": [2, 5, 99]}}, {}):
         read.clear()
         for rows in ours:
             with pytest.raises(KeyboardInterrupt):
                 table([("q", 2.0, "a"), *rows], relation).keys("g", epsilon=1.0, delta=0.1, **by)
-        counts, how = [found for found, _ in read], read[0][1]
+        counts, (_, people, how) = [found for found, _, _ in read], read[0]
         pairs = [(counts[0], one) for one in counts]
         pairs = itertools.combinations(counts, 2) if relation is REPLACE else pairs
         moved = max(sum(((a - b) + (b - a)).values()) for a, b in pairs)
-        most = how["people"].rows * how["people"].blocks
+        most = people.rows * people.blocks
         assert most == 2
         assert most <= moved <= most * (1 if relation is ADD else 2)
         assert how["capacity"] == SLOTS
@@ -267,11 +268,11 @@ def test_a_person_moves_the_totals_of_clusters_no_further_than_their_noise_cover
 ):
     read = []
 
-    def released_clusters(key, database, **how):
-        read.append((database, how))
+    def private_k_means(key, partition, **how):
+        read.append(partition)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_relations, "released_clusters", released_clusters)
+    monkeypatch.setattr(_relations, "private_k_means", private_k_means)
     centers = jnp.array([[-1.0], [1.0]])
     asks = [({}, {}), ({"by": {"g": G}}, {"groups": {"g": 2}})]
     for by, groups in asks[: 1 if relation is REPLACE else 2]:  # By group it is refused.
@@ -280,11 +281,11 @@ def test_a_person_moves_the_totals_of_clusters_no_further_than_their_noise_cover
             asked = table([(None, *LOW), *(("p", *row) for row in rows)], relation, **groups)
             with pytest.raises(KeyboardInterrupt):
                 asked.k_means(["x"], clusters=2, bounds=(0, 9), epsilon=1.0, delta=0.1, **by)
-        totals = [totals_of_clusters(database, how["groups"], centers) for database, how in read]
+        totals = [totals_of_clusters(x.database, x.groups, centers) for x in read]
         pairs = [(totals[0], one) for one in totals]
         pairs = itertools.combinations(totals, 2) if relation is REPLACE else pairs
         moved = max(np.linalg.norm(a - b) for a, b in pairs)
-        people = read[0][1]["people"]
+        people = read[0].people
         found = _k_means._sensitivity(relation, 14 + 20 - 30, people, dims=4)
         assert (people.rows, people.blocks) == ((2, 2) if by else (2, 1))
         assert 0.75 * found.value <= moved <= found.value

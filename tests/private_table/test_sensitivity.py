@@ -122,11 +122,11 @@ def test_clusters_get_one_slot_of_each_row(relation, monkeypatch):
     """What `private_k_means` is asked about: neighbors differ in one slot, and how it counts."""
     asked = []
 
-    def private_k_means(key, database, **how):
-        asked.append((database, how))
+    def private_k_means(key, partition, **how):
+        asked.append((partition.database, how))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_relations, "released_clusters", private_k_means)
+    monkeypatch.setattr(_relations, "private_k_means", private_k_means)
     of = {"clusters": 2, "bounds": BOTH, "epsilon": 1.0, "delta": 1e-6}
     for row in (*ROWS, None):
         rows = BASE if row is None else [*BASE, row]
