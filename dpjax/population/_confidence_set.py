@@ -15,6 +15,7 @@ from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax.population._laws import Law, Releases, check_distinct, fits
+from dpjax.population._posterior import tree_of
 from dpjax.population._search import MOST_DIMS, Search, margins, p_value
 from dpjax.population._world import Model, NumberOfRecords, Population
 from dpjax.random._keys import check_key, sampling_key, seeded_key
@@ -76,7 +77,7 @@ class Simulation:
         """
 
         def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return self.p_value(key, self.tree(theta), observed)
+            return self.p_value(key, tree_of(theta, self.like), observed)
 
         def of_all(
             key: Key, observed: jax.Array, thetas: jax.Array, blocks: jax.Array
@@ -94,14 +95,6 @@ class Simulation:
             return lax.fori_loop(0, blocks, step, (nothing, no_margins))
 
         return jax.jit(of_all)
-
-    def tree(self, row: Any) -> PyTree:
-        """Converts a vector of numbers to the pytree of parameters."""
-        leaves, structure = jax.tree.flatten(self.like)
-        places = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
-        parts = (jnp if isinstance(row, jax.Array) else np).split(row, places)
-        shaped = [part.reshape(np.shape(x)) for part, x in zip(parts, leaves, strict=True)]
-        return jax.tree.unflatten(structure, shaped)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -270,8 +263,8 @@ class ConfidenceSet:
                 " fit the release"
             )
         first, last = self._ends
-        ends = (first + x * (last - first) for x in (low, high))
-        found_low, found_high = (self._simulation.tree(np.asarray(end, np.float64)) for end in ends)
+        ends = (np.asarray(first + x * (last - first), np.float64) for x in (low, high))
+        found_low, found_high = (tree_of(end, self.bounds[0]) for end in ends)
         return found_low, found_high
 
     def searched(self) -> tuple[PyTree, np.ndarray]:
@@ -283,7 +276,7 @@ class ConfidenceSet:
         search, _ = self._searched
         low, high = self._ends
         rows = low + search.points * (high - low)
-        trees = [self._simulation.tree(row) for row in rows]
+        trees = [tree_of(row, self.bounds[0]) for row in rows]
         return jax.tree.map(lambda *x: np.stack(x), *trees), search.p_values
 
     def _read(self, theta: PyTree) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
@@ -78,16 +79,17 @@ class Draws:
             below = np.cumsum(weights[order])
             places = np.searchsorted(below, np.asarray(levels) * below[-1])
             found[:, i] = numbers[np.minimum(places, len(numbers) - 1)]
-        return [self._shaped(row) for row in found]
+        one = jax.tree.map(lambda leaf: leaf[0], self.tree)
+        return [tree_of(row, one) for row in found]
 
-    def _shaped(self, row: np.ndarray) -> PyTree:
-        """Converts the numbers of one draw to a pytree like theta."""
-        leaves, structure = jax.tree.flatten(self.tree)
-        ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
-        parts = [
-            x.reshape(leaf.shape[1:]) for x, leaf in zip(np.split(row, ends), leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, parts)
+
+def tree_of(row: Any, like: PyTree) -> PyTree:
+    """Converts a vector of numbers to a pytree of arrays with the shapes of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    places = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+    parts = (jnp if isinstance(row, jax.Array) else np).split(row, places)
+    shaped = [part.reshape(np.shape(x)) for part, x in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
