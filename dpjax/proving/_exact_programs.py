@@ -149,7 +149,7 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
     """Returns the exact sum, scatter or variance that an inner program computes; otherwise None.
 
     A name alone proves nothing, because a user's program may have the same name. So the inner
-    program must be equal to the exact program of this name.
+    program must be equal to the program that this name encodes.
     """
     name = str(equation.params.get("name"))
     kind = next((x for kind in _KINDS if (x := kind.named(name)) is not None), None)
@@ -193,7 +193,7 @@ class _Exact(RecordBounds):
     """Bounds on records, and a list of the sums that a release computes exactly.
 
     Attributes:
-        sums: the path of each exact sum in the target, with the exact sum.
+        sums: maps the path of each exact sum in the target to this sum.
     """
 
     sums: tuple[tuple[Path, Planned], ...] = ()

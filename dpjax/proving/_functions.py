@@ -357,7 +357,7 @@ def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abst
     if x.magnitude.max() > 2.0**12:
         raise RefusalError(
             "the magnitude of the operand of sin or cos may exceed 4096, and proofs have no bound "
-            "on the rounding error there. Reduce the operand modulo 2 pi first"
+            "on the rounding error there. Clip or rescale the operand"
         )
     sides = np.cos(x.low - peak), np.cos(x.high - peak)
     highest = np.where(_meets(x, peak), 1.0, np.maximum(*sides))

@@ -258,8 +258,8 @@ def largest_distance(s: Abstract, c: Abstract, sign: int) -> float | None:
 def place_among(x: Abstract, levels: Abstract) -> Abstract:
     """Returns the value of `searchsorted`: for each number, its index among k sorted numbers.
 
-    The index, from 0 to k, counts how many of the k numbers are smaller. So the index of a public
-    number changes by at most the number of the k numbers that change.
+    The index, from 0 to k, counts how many of the k numbers are smaller. So if m of the k numbers
+    change, the index of a public number changes by at most m.
     """
     top = np.full((1,) * len(x.shape), float(levels.shape[0]))
 

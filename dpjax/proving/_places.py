@@ -174,7 +174,7 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
 def check_scatter(
     start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
 ) -> tuple[tuple[int, ...], int]:
-    """Returns the shape of the row of each record, and the number of indices of rows.
+    """Returns the shape of a record's row, and the number of indices at which rows may be.
 
     Raises:
         RefusalError: if the scatter does not add one number or row of each record at one index.

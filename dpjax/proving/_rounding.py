@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-# Bounds on |theta| in units of u: for sums and products, and for quotients and square roots. A
-# device that follows IEEE 754 is within one u. XLA documents no bound, so these numbers include a
-# margin.
+# Bounds on the relative error in units of u: for sums and products, and for quotients and square
+# roots. A device that follows IEEE 754 is within one u. XLA documents no bound, so these numbers
+# include a margin.
 ARITHMETIC, DIVISION = 2, 8
 # Beyond these magnitudes, XLA might rewrite a program such that it overflows although the original
 # does not.

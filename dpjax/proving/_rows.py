@@ -103,8 +103,8 @@ def aligned(*values: Abstract) -> list[Abstract]:
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
-    # In an array with an axis of records, any of its rows may change. So if fewer entries than rows
-    # of an array change, giving it such an axis would make its bound much larger.
+    # In an array with an axis of records, every row may change. An array in which fewer entries
+    # change than it has rows gets no such axis, because its bound would become much larger.
     if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
         return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]

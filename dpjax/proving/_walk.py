@@ -359,7 +359,7 @@ class Walk:
         return [made]
 
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
-        """Records the variance of a lemma, which a release could compute exactly."""
+        """Records the variance in a lemma, because a release could compute it exactly."""
         if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
             self.sums[self.path] = exact
 

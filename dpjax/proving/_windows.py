@@ -358,7 +358,7 @@ class _Map:
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
-    """A public kernel: the middle and half the width of its range, and its magnitudes."""
+    """A public kernel: the middle of its range, half its width, and its magnitudes."""
 
     middle: np.ndarray
     off: np.ndarray
