@@ -202,6 +202,11 @@ def test_the_rows_of_people_that_count_are_those_of_the_whole_table(monkeypatch)
         how = {"person": "id", "most_rows": 16, "rows": 1, "groups": {"ward": 1}}
         by = {"by": {"ward": [0, 1]}, "epsilon": 1e6, "key": KEY}
         found = dpjax.PrivateTable(batches_of_visits(frame, 2), **how).count(**by).value
+        sums = dpjax.PrivateTable(batches_of_visits(frame, 2), **{**how, "rows": 2}).sum(
+            "ward", bounds=(0, 1.5), per_person="sum", epsilon=1e6, key=KEY
+        )
+        two = frame.groupby("id").head(2).groupby("id")["ward"].sum()
+        assert float(sums.value) == pytest.approx(two.clip(0, 1.5).sum(), abs=1e-3)
         first = frame.drop_duplicates("id")["ward"]
         assert found.tolist() == [int((first == 0).sum()), int((first == 1).sum())]
 
