@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax import queries
 from dpjax.queries import _group_keys, _k_means
+from dpjax.queries._moments import _centered_sums
+from dpjax.queries._people import integers_by
 from dpjax.queries._truncation import Truncation
 from dpjax.tables import _asked_table, _relations
+from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
 from tables import for_each
 
 REPLACE, ADD = dpjax.NeighboringRelation
@@ -94,8 +98,7 @@ def test_no_person_moves_a_statistic_further_than_the_noise_covers(name, relatio
     is_sum = name.startswith("sum")
     epsilon = OF_COUNTS if is_count else EPSILON
     for rows in PEOPLE:
-        ours, others = [("p", *row) for row in rows], [("q", *row) for row in OTHERS]
-        asked = table([others[0], *ours, others[1]], relation, **of_people)
+        asked = among_others(rows, relation, **of_people)
         release = statistic(asked, epsilon=epsilon, key=dpjax.random.seeded_key(len(found)))
         assert release.guarantee.privacy_unit == "person (id)"
         numbers = release.value if is_count or is_sum else release.accuracy.measured["sums"]
@@ -158,12 +161,15 @@ KINDS = [(99.0, "a"), (-9.0, "b"), (2.0, "c"), (np.nan, "a")]
 SEQUENCES = [rows for n in range(4) for rows in itertools.product(KINDS, repeat=n)]
 
 
-def asked_of(rows, statistic="count", relation=ADD, *, of_people, **question):
-    """What a statistic of a table asks about, with these rows of a person among another's."""
+def among_others(rows, relation, **of_people):
+    """A table with these rows of a person, among those of another."""
     ours, others = [("p", *row) for row in rows], [("q", *row) for row in OTHERS]
-    return table([others[0], *ours, others[1]], relation, **of_people)._asked(
-        statistic, ["x"], **question
-    )
+    return table([others[0], *ours, others[1]], relation, **of_people)
+
+
+def asked_of(rows, statistic="count", *, of_people, **question):
+    """What a statistic of this table asks about."""
+    return among_others(rows, ADD, **of_people)._asked(statistic, ["x"], **question)
 
 
 def first_rows(rows, most, groups):
@@ -177,6 +183,45 @@ def first_rows(rows, most, groups):
         if taken[group] <= most:
             kept.append(i)
     return kept
+
+
+def of_sums(table, by):
+    """The integers of a sum of sums, and the query whose sensitivity they have."""
+    asked = table._asked("sum", ["x"], by=by, per_person="sum")
+    query = asked.in_groups(queries.sum_query(lower=-3, upper=8, capacity=SLOTS))._integers
+    return query(asked.database(table._leaf(asked, "x"))), query
+
+
+def of_averages(table, by):
+    asked = table._asked("mean", ["x"], by=by, per_person="sum")
+    query = integers_by(_centered_sums(-3, 8, SLOTS, 1), asked.by)
+    return query(asked.database(table._leaf(asked, "x"))), query
+
+
+def of_entries(table, by):
+    asked = table._asked("count_distinct", ["x"], by=by, once=True)
+    query, column = DistinctCount.of(asked.cells.shape, asked.people), table._frame["x"]
+    records = {CELL: asked.cells.codes, WORDS: words_of(column)}
+    return query(queries.PaddedRecords(records, asked.present)), query
+
+
+@for_each(
+    "ask, by, groups",
+    itertools.product((of_sums, of_averages, of_entries), (None, {"g": G}), (None, 2)),
+)
+def test_no_neighbor_is_further_than_the_bound_in_any_norm(ask, by, groups):
+    """All sequences of rows: a person with them is removed, or replaced by one with any others."""
+    of_people = {"groups": {"g": groups}} if groups else {}
+    found = [ask(among_others(rows, ADD, **of_people), by) for rows in SEQUENCES]
+    values = np.array([np.ravel(value) for value, _ in found], float)
+    pairs = {
+        ADD: values[:1] - values,
+        REPLACE: (values[:, None] - values).reshape(-1, values.shape[1]),
+    }
+    for relation, difference in pairs.items():
+        for norm, order in {"l1": 1, "l2": 2, "linf": np.inf}.items():
+            bound = found[0][1]._bound(norm, relation, None, "float32")
+            assert np.linalg.norm(difference, order, axis=1).max() <= bound * (1 + 1e-12)
 
 
 @for_each("groups", [None, 1, 2])
