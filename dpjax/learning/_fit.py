@@ -228,32 +228,9 @@ def fit(
     given = {
         "delta": delta, "relation": relation, "steps": steps, "dims": dims, "strategy": strategy
     }  # fmt: skip
-    multiplier = None
-    if epsilon is None and noise_multiplier is not None:
-        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-        reached = 0.0
-        if sampling is None:
-            reached = float(dp_sgd(planned, noise_multiplier=multiplier, **given).epsilon)
-    elif simulated is not None:
-        raise ValueError(
-            "noise_multiplier must be given with simulated losses, because they were simulated "
-            f"for one noise multiplier, got epsilon={_checks.shown(epsilon)}"
-        )
-    elif epsilon is not None and noise_multiplier is None:
-        reached = _checks.positive("epsilon", epsilon)
-    else:
-        raise ValueError(
-            "one of epsilon and noise_multiplier must be given, got"
-            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
-        )
-    if sampling is None:
-        # Chooses the least number of slots at which oversized batches cost hardly any delta, at
-        # this epsilon.
-        rare = _rounded(rare_enough(reached, delta, steps))
-        capacity = least_capacity(planned.capacity, planned.rate, rare)
-        sampling = dataclasses.replace(planned, capacity=capacity)
-    if multiplier is None:
-        multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
+    sampling, multiplier = _sampling_and_noise(
+        planned, sampling, epsilon, noise_multiplier, simulated, given
+    )
     # The state rounds the multiplier down. So it is rounded up first, to keep the guarantee of the
     # state within the requested guarantee.
     multiplier = outward(multiplier, math.inf)
@@ -439,6 +416,48 @@ def _planned_sampling(
             f"with n={n}"
         )
     return sampling
+
+
+def _sampling_and_noise(
+    planned: BatchSampling,
+    sampling: BatchSampling | None,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    simulated: SimulatedLosses | None,
+    given: dict[str, Any],
+) -> tuple[BatchSampling, float]:
+    """Returns how batches are drawn, and the noise multiplier: the given one, or the least one.
+
+    If no sampling is given, batches are drawn as `planned`, but have as few slots as epsilon
+    allows. `given` has the arguments that all functions of `accounting` need.
+    """
+    multiplier = None
+    if epsilon is None and noise_multiplier is not None:
+        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+        reached = 0.0
+        if sampling is None:
+            reached = float(dp_sgd(planned, noise_multiplier=multiplier, **given).epsilon)
+    elif simulated is not None:
+        raise ValueError(
+            "noise_multiplier must be given with simulated losses, because they were simulated "
+            f"for one noise multiplier, got epsilon={_checks.shown(epsilon)}"
+        )
+    elif epsilon is not None and noise_multiplier is None:
+        reached = _checks.positive("epsilon", epsilon)
+    else:
+        raise ValueError(
+            "one of epsilon and noise_multiplier must be given, got"
+            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
+        )
+    if sampling is None:
+        # Chooses the least number of slots at which oversized batches cost hardly any delta, at
+        # this epsilon.
+        rare = _rounded(rare_enough(reached, given["delta"], given["steps"]))
+        capacity = least_capacity(planned.capacity, planned.rate, rare)
+        sampling = dataclasses.replace(planned, capacity=capacity)
+    if multiplier is None:
+        multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
+    return sampling, multiplier
 
 
 def _rounded(rare: float) -> float:
