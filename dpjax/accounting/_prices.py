@@ -63,3 +63,9 @@ def as_float(units: int, digits: int) -> float:
     exact = Fraction(units, 10**digits)
     nearest = float(exact)
     return nearest if Fraction(repr(nearest)) >= exact else round_up(exact)
+
+
+def float_down(exact: Fraction) -> float:
+    """Returns the nearest float64, or the next one below if that prints as a larger decimal."""
+    nearest = float(exact)
+    return nearest if Fraction(repr(nearest)) <= exact else math.nextafter(nearest, 0)

@@ -15,7 +15,7 @@ from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import bisect
 from dpjax._files._ledger_file import EPSILON_DIGITS, BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, under
-from dpjax.accounting._prices import Amount, as_decimals, cost_of
+from dpjax.accounting._prices import Amount, as_decimals, cost_of, float_down
 from dpjax.random._noise import GAUSSIAN
 
 _MARGIN = 1e-6  # This covers the float64 rounding errors of the functions in this file.
@@ -123,7 +123,7 @@ class Share(Account):
         self.delta = pool.delta
         if self.delta == 0:
             units = math.floor(self.most)
-            self.epsilon = self.pure_epsilon = _down(Fraction(units, 10**EPSILON_DIGITS))
+            self.epsilon = self.pure_epsilon = float_down(Fraction(units, 10**EPSILON_DIGITS))
         else:
             mu = math.sqrt(self.most) * (1 - _MARGIN)
             self.epsilon = epsilon_of(mu, self.delta * (1 - 2**-20))
@@ -225,12 +225,3 @@ def epsilon_of(mu: float, delta: float) -> float:
     # Below this epsilon, noise with this mu is not (epsilon, delta)-DP.
     epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
     return epsilon * (1 - _MARGIN)
-
-
-def _down(number: Fraction) -> float:
-    """Returns the float64 nearest to a fraction.
-
-    If Python prints the nearest float64 as a larger decimal, the next one below is returned.
-    """
-    nearest = float(number)
-    return nearest if Fraction(repr(nearest)) <= number else math.nextafter(nearest, 0)

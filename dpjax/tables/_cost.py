@@ -13,6 +13,7 @@ from dpjax._core import _checks
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import bisect
 from dpjax._files._ledger_file import EPSILON_DIGITS
+from dpjax.accounting._prices import float_down
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace, gaussian, laplace
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.random._noise import GAUSSIAN
@@ -68,7 +69,7 @@ class Cost:
         assert self.epsilon is not None
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
         part = math.floor(whole / parts / unit) * unit
-        return _down(part), dataclasses.replace(self, epsilon=_down(whole - part))
+        return float_down(part), dataclasses.replace(self, epsilon=float_down(whole - part))
 
     def to_find(self, columns: int) -> tuple["Cost", "Cost"]:
         """Returns the cost of finding the cells of one column, and a `Cost` with the rest.
@@ -77,12 +78,12 @@ class Cost:
         """
         each, _ = self.split(PARTS * columns)
         left = Fraction(repr(self.epsilon)) - columns * Fraction(repr(each))
-        found, rest = (dataclasses.replace(self, epsilon=x) for x in (each, _down(left)))
+        found, rest = (dataclasses.replace(self, epsilon=x) for x in (each, float_down(left)))
         if self.delta is None:
             return found, rest
         whole = Fraction(repr(float(_checks.fraction("delta", self.delta))))
-        part = _down(whole / (PARTS * columns))
-        left = _down(whole - columns * Fraction(repr(part)))
+        part = float_down(whole / (PARTS * columns))
+        left = float_down(whole - columns * Fraction(repr(part)))
         return dataclasses.replace(found, delta=part), dataclasses.replace(rest, delta=left)
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
@@ -123,7 +124,7 @@ class Cost:
         whole, delta = map(Fraction, self.budget)
         if delta == 0:
             return Price(epsilon, None)
-        return Price(epsilon, _down(min(Fraction(1), Fraction(repr(epsilon)) / whole) * delta))
+        return Price(epsilon, float_down(min(Fraction(1), Fraction(repr(epsilon)) / whole) * delta))
 
 
 def cost_of(
@@ -157,7 +158,7 @@ def _part_of(whole: Decimal, share: float) -> float:
             f"share={share} is a fraction of a ledger's budget, but the table has no ledger: "
             "pass ledger= to the table, or give epsilon instead"
         )
-    return _down(part * Fraction(whole))
+    return float_down(part * Fraction(whole))
 
 
 def _counts(query: AnyQuery) -> bool:
@@ -173,12 +174,6 @@ def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
             like = jax.ShapeDtypeStruct(query.shape, jnp.int32)
             return float(mechanism.error(confidence=_CONFIDENCE, like=like))
         return query.error(mechanism, confidence=_CONFIDENCE, simultaneous=False)
-
-
-def _down(exact: Fraction) -> float:
-    """Returns the nearest float64, or the next one below if that prints as a larger decimal."""
-    nearest = float(exact)
-    return nearest if Fraction(repr(nearest)) <= exact else math.nextafter(nearest, 0)
 
 
 def _digits_up(number: float) -> float:
