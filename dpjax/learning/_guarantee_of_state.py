@@ -181,29 +181,22 @@ def _check_covered(
     strategy, fineness = None, losses.fineness
     if isinstance(state, CorrelatedNoiseState):
         strategy, fineness = state.strategy, state.fineness
+    quieter = losses.noise_multiplier <= noise.noise_multiplier and losses.fineness <= fineness
     asked = {
         # Losses may be simulated only if the batches of a record are secret, as in samplings with
         # one key. In cyclic sampling, the index of a slot shows its group.
-        "sampling": (
-            losses.sampling == sampling and sampling.one_key,
-            losses.sampling,
-            sampling,
-        ),
-        "strategy": (losses.strategy == strategy, losses.strategy, strategy),
-        "dims": (losses.dims == noise.dims, losses.dims, noise.dims),
-        "steps": (losses.steps >= noise.step, losses.steps, noise.step),
-        "noise_multiplier": (
-            losses.noise_multiplier <= noise.noise_multiplier and losses.fineness <= fineness,
-            losses.noise_multiplier,
-            noise.noise_multiplier,
-        ),
+        "sampling": (losses.sampling == sampling and sampling.one_key, sampling),
+        "strategy": (losses.strategy == strategy, strategy),
+        "dims": (losses.dims == noise.dims, noise.dims),
+        "steps": (losses.steps >= noise.step, noise.step),
+        "noise_multiplier": (quieter, noise.noise_multiplier),
     }
-    for name, (covered, theirs, ours) in asked.items():
+    for name, (covered, ours) in asked.items():
         if not covered:
             raise ValueError(
                 f"simulated must cover this training, which has {name}={ours}, got losses that "
-                f"were simulated for {name}={theirs}: simulate participation_losses with the "
-                "settings of this training"
+                f"were simulated for {name}={getattr(losses, name)}: simulate "
+                "participation_losses with the settings of this training"
             )
 
 

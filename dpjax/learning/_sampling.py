@@ -113,10 +113,8 @@ class Batch:
             )
         if batch is True:
             return jnp.ones(size, bool), size
-        if isinstance(batch, (jax.Array, np.ndarray)) and (batch.shape, batch.dtype) == (
-            (size,),
-            bool,
-        ):
+        is_array = isinstance(batch, (jax.Array, np.ndarray))
+        if is_array and batch.shape == (size,) and batch.dtype == bool:
             return jnp.asarray(batch), size
         raise ValueError(
             f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
