@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax._core._types import Database, Value
 
@@ -84,7 +85,7 @@ class Interval:
         return min(max(0.0, self.low), self.high)
 
     def clamp(self, x: jax.Array) -> jax.Array:
-        """Clamps numbers to [low, high]. Subnormal numbers become 0 first, and NaN becomes `low`.
+        """Clamps numbers to [low, high]. Subnormal numbers become 0, and NaN becomes `low`.
 
         If numbers may be missing, every NaN becomes JAX's default NaN instead, so that the payload
         bits of the old NaN are lost.
@@ -92,14 +93,25 @@ class Interval:
         if x.dtype == bool:
             return (x & bool(self.high)) | bool(self.low)
         low, high = (jnp.asarray(end, x.dtype) for end in (self.low, self.high))
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            tiny = float(np.finfo(x.dtype).tiny)
-            x = jnp.where(jnp.abs(x) < tiny, jnp.zeros((), x.dtype), x)
-        # If x is NaN, `x >= low` is false, so the result is `low`.
-        inside = jnp.where(x >= low, jnp.where(x <= high, x, high), low)
+        floats = jnp.issubdtype(x.dtype, jnp.floating)
+        least = low
+        if floats and self.low >= 0:
+            least = jnp.maximum(low, jnp.asarray(np.finfo(x.dtype).tiny, x.dtype))
+        # If x is NaN, `x >= least` is false, so the result is `low`.
+        inside = jnp.where(x >= least, x, low)
+        inside = jnp.where(inside <= high, inside, high)
+        if floats and self.low < 0:
+            inside = jnp.where(_is_normal(inside), inside, jnp.zeros((), x.dtype))
         if not self.missing:
             return inside
         return jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), inside)
+
+
+def _is_normal(x: jax.Array) -> jax.Array:
+    """Whether a float is neither 0 nor subnormal, which takes one instruction on its bits."""
+    integers = np.dtype(f"int{8 * x.dtype.itemsize}")
+    exponent = np.array(np.inf, x.dtype).view(integers)
+    return (lax.bitcast_convert_type(x, integers) & exponent) != 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,28 +53,20 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
 
-def digits_of(
-    terms: jax.Array, n: int, exponent: int | np.ndarray, precision: int | None = None
-) -> tuple[list[jax.Array], int]:
+def digits_of(terms: jax.Array, n: int, exponent: int | np.ndarray) -> tuple[list[jax.Array], int]:
     """Splits terms in [-2^exponent, 2^exponent] into digits, and returns the bits per digit, too.
 
     A digit d at index k stands for d * 2^(exponent - bits (k + 1)). Sums of n digits do not
     overflow. The sum of all digits of a term differs from the term by at most half a unit of the
-    last digit. All digits together have at least `precision` bits, by default two more than the
-    dtype has.
+    last digit. All digits together have at least two bits more than the dtype has.
     """
     dtype = terms.dtype
     bits = bits_of_a_digit(n, dtype)
     rest, digits = _shifted(terms, bits - exponent), list[jax.Array]()
-    for _ in range(digits_in(bits, dtype, precision)):
-        digits.append(_nearest_integers(rest))
+    for _ in range(math.ceil((float_limits(dtype).nmant + 2) / bits)):
+        digits.append(nearest_integers(rest))
         rest = _shifted(rest - digits[-1].astype(dtype), bits)
     return digits, bits
-
-
-def digits_in(bits: int, dtype: np.dtype, precision: int | None = None) -> int:
-    """Returns how many digits of some bits have a precision, by default that of a dtype."""
-    return math.ceil((precision or float_limits(dtype).nmant + 2) / bits)
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
@@ -83,7 +75,7 @@ def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
     bits = size - 2 - (n - 1).bit_length()
     if bits < 1:
         raise ValueError(f"n must be at most 2^{size - 3} in {dtype}, got {n}")
-    return min(bits, float_limits(dtype).nmant - 1)  # `_nearest_integers` needs this limit.
+    return min(bits, float_limits(dtype).nmant - 1)  # `nearest_integers` needs this limit.
 
 
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
@@ -98,7 +90,7 @@ def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
     return 5 * Fraction(float(limits.eps)) * min(largest, Fraction(float(limits.max))) + grid
 
 
-def _nearest_integers(x: jax.Array) -> jax.Array:
+def nearest_integers(x: jax.Array) -> jax.Array:
     """Rounds floats in [-2^(nmant - 1), 2^(nmant - 1)] to integers, halves to even.
 
     After 1.5 * 2^nmant is added, the last bit of the float stands for 1. So the addition rounds to

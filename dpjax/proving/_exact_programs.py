@@ -87,8 +87,6 @@ def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
     old = sums.get(path)
     if not isinstance(plan, VarianceOf) and type(old) is type(plan):
         plan = dataclasses.replace(plan, exponent=max(plan.exponent, old.exponent))  # type: ignore[union-attr]
-        if isinstance(plan, ExactSums) and old.wide:  # type: ignore[union-attr]
-            plan = dataclasses.replace(plan, wide=True)
     sums[path] = plan
 
 

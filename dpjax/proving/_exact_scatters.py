@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._exact._fixed_point import digits_of
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_sums import (
     OF_FLOAT64,
@@ -18,6 +17,8 @@ from dpjax.proving._exact_sums import (
     is_over_records,
     most_off,
     nearest,
+    steps_of,
+    total_of_steps,
     worth_it,
 )
 from dpjax.proving._places import check_scatter, moved_rows
@@ -30,9 +31,9 @@ _MODES = tuple(lax.GatherScatterMode)
 class ExactScatter(Named):
     """A scatter-add of rows of records, whose entries are within [-2^exponent, 2^exponent].
 
-    The entries are split into digits. Integer sums of digits do not depend on the order of records.
-    The total is computed from them in float64. `mode` is the index of JAX's mode of the scatter in
-    `_MODES`.
+    The entries are rounded to integer numbers of steps, whose sums do not depend on the order of
+    records. The total is computed from them in float64. `mode` is the index of JAX's mode of the
+    scatter in `_MODES`.
     """
 
     exponent: int
@@ -46,14 +47,12 @@ class ExactScatter(Named):
 
     def __call__(self, start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
         def exact_scatter(start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
-            digits, bits = digits_of(updates, len(updates), self.exponent)
-            total: Any = 0.0
-            for digit in reversed(digits):
-                zeros = lax.full(start.shape, 0, digit.dtype)
-                numbers = self.numbers(places, digit)
-                sums = lax.scatter_add(zeros, places, digit, numbers, mode=_MODES[self.mode])
-                total = (total + lax.convert_element_type(sums, jnp.float64)) * 2.0**-bits
-            total = total * 2.0**self.exponent + lax.convert_element_type(start, jnp.float64)
+            steps = steps_of(updates, self.exponent, len(updates))
+            zeros = lax.full(start.shape, 0, steps.dtype)
+            numbers = self.numbers(places, steps)
+            sums = lax.scatter_add(zeros, places, steps, numbers, mode=_MODES[self.mode])
+            total = total_of_steps(sums, self.exponent, len(updates))
+            total = total + lax.convert_element_type(start, jnp.float64)
             return lax.convert_element_type(total, start.dtype)
 
         exact_scatter.__name__ = self.name
@@ -119,7 +118,7 @@ def scattered_exactly(
         float(rounding.up(l2 + 2 * final * math.sqrt(entries))),
     )
     low, high = rounding.widened(low, high, np.asarray(final))
-    apart = 2 * off * (n if updates.apart else 1)
+    apart = n * (updates.apart + 2 * off) if updates.apart else 2 * off
     pending = Pending().having(**Pending.flags([updates.pending]))
     return make(
         start.shape, dtype, low, high, None, moved, moved, counts=[float(entries)] * 2,

@@ -13,22 +13,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._exact._fixed_point import bits_of_a_digit, digits_in, digits_of
-from dpjax._exact._numerics import float_limits
+from dpjax._exact._fixed_point import bits_of_a_digit, nearest_integers
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._reductions import Sums, sum_over
-from dpjax.proving._rows import as_dense
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
 # The exponents of supported ranges. For these, floats represent all powers of two in this file.
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-# Splitting a term into digits multiplies it by powers of 2, up to 2 to this exponent.
-_BITS_OF_DIGITS = 52
+_FLOAT64 = np.dtype(np.float64)
+# Before a term is rounded, it is multiplied by a power of 2, up to 2 to this exponent.
+_MOST_BITS = 52
+# A sum is computed in up to this many parts, which threads may share.
+_PARTS = 32
 # An exact matrix product stores its terms in memory: at most this many for each record.
 _MOST_PRODUCTS = 2**10
 # A sum stays a sum of floats if its rounding error is smaller than this fraction of a term.
@@ -36,9 +36,6 @@ _WORTH_IT = 2.0**-7
 # All columns share one grid. If the ranges of two columns differ by more than this factor, the
 # smaller column would lose digits, so the sum stays a sum of floats.
 _MOST_UNLIKE = 16.0
-# A compiler may compute a term again for each of its digits, and round it differently. If this may
-# change a sum by more than this fraction of the range of a term, the sum is `wide`.
-_MOST_MISMATCH = 2.0**-8
 # The relative error of a few operations in float64. It is tiny compared with the rounding of
 # float32.
 OF_FLOAT64 = 16 * 2.0**-53
@@ -70,27 +67,22 @@ class Named:
 class ExactSums(Named):
     """Sums of terms within [-2^exponent, 2^exponent], divided by a number above 0.
 
-    They compute 2^exponent S / divisor. Here S is the sum of the terms divided by 2^exponent, each
-    rounded to an integer number of small steps (a grid). Each term is split into digits that are so
-    short that sums of digits fit into integers. The total is computed in float64, with an error of
-    a few units in the last place, and rounded to the dtype of the terms. Subclasses say which terms
-    are added.
-
-    If a compiler computes a term again for each digit, digits of different copies may not fit
-    together. A `wide` sum has a single digit of 64 bits, which takes up to five times as long.
+    Each term is rounded to an integer number of steps of a grid. The steps are so long that sums of
+    these integers fit into 64 bits. The quotient is computed in float64, with an error of a few
+    units in the last place, and rounded to the dtype of the terms. Subclasses say which terms are
+    added.
     """
 
     exponent: int
     divisor: float = 1.0
-    wide: bool = False
     title: ClassVar = "exact sum"
 
     def count(self, shape: Sequence[int]) -> int:
         """Returns the largest number of terms in a sum."""
         raise NotImplementedError
 
-    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Returns the exact sums of digits, for one array of digits per position."""
+    def added(self, integers: jax.Array) -> jax.Array:
+        """Returns the sums of integers."""
         raise NotImplementedError
 
     def of_floats(self, x: Abstract, sums_of: "SumsOf") -> Abstract:
@@ -102,10 +94,9 @@ class ExactSums(Named):
 
     def __call__(self, terms: jax.Array) -> jax.Array:
         def exact_sums(terms: jax.Array) -> jax.Array:
-            count, precision = self.count(terms.shape), None
-            if self.wide:
-                precision = bits_of_a_digit(count, np.dtype(np.float64))
-            total = total_of_digits(terms, self.exponent, count, self.added, precision)
+            count = self.count(terms.shape)
+            sums = self.added(steps_of(terms, self.exponent, count))
+            total = total_of_steps(sums, self.exponent, count)
             return lax.convert_element_type(total / self.divisor, terms.dtype)
 
         exact_sums.__name__ = self.name
@@ -125,39 +116,55 @@ class ExactSum(ExactSums):
     def count(self, shape: Sequence[int]) -> int:
         return math.prod(shape[k] for k in self.axes)
 
-    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        return sums_over(digits, self.axes)
+    def added(self, integers: jax.Array) -> jax.Array:
+        (found,) = sums_over([integers], self.axes)
+        return found
 
     def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
         return sum_over(x, self.axes, sums_of)
 
 
-def sums_over(digits: Sequence[jax.Array], axes: Sequence[int]) -> Sequence[jax.Array]:
-    """Returns the sums of several arrays over axes, in one loop."""
-    zeros = tuple(np.zeros((), x.dtype) for x in digits)
-    add = lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True))  # noqa: E731
-    return lax.reduce(tuple(digits), zeros, add, tuple(axes))
+def sums_over(arrays: Sequence[jax.Array], axes: Sequence[int]) -> list[jax.Array]:
+    """Returns the sums of several arrays of integers over axes, in one vectorized loop.
 
-
-def total_of_digits(
-    terms: jax.Array,
-    exponent: int,
-    count: int,
-    added: Callable[[Sequence[jax.Array]], Sequence[jax.Array]],
-    precision: int | None = None,
-) -> jax.Array:
-    """Returns sums of up to `count` terms in [-2^exponent, 2^exponent], in float64.
-
-    Sums of digits are exact. Adding these sums in float64 has an error of a few units in the last
-    place of the largest one. If a precision is given, the terms are first converted to float64.
+    XLA:CPU computes a reduction of one array in several passes over memory, but reductions of
+    several arrays in one loop. So both halves of an array are summed side by side, and an array
+    whose length is odd is summed twice. XLA:CPU divides the entries of a result among threads. So
+    the result has several parts, which are added at the end.
     """
-    if precision is not None:
-        terms = lax.convert_element_type(terms, jnp.float64)
-    digits, bits = digits_of(terms, count, exponent, precision)
-    total: Any = 0.0
-    for digit_sum in reversed(added(digits)):
-        total = (total + lax.convert_element_type(digit_sum, jnp.float64)) * 2.0**-bits
-    return total * 2.0**exponent
+    axis = min(axes)
+    parts = math.gcd(arrays[0].shape[axis], _PARTS)
+
+    def sides(x: jax.Array) -> Sequence[jax.Array]:
+        if parts == 1:
+            return x, x
+        x = x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
+        return lax.split(x, [parts // 2] * 2, axis)
+
+    halves = [half for x in arrays for half in sides(x)]
+    zeros = tuple(np.zeros((), x.dtype) for x in halves)
+    add = lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True))  # noqa: E731
+    found = lax.reduce(tuple(halves), zeros, add, [k + (parts > 1) for k in axes])
+    pairs = zip(found[::2], found[1::2], strict=True)
+    if parts == 1:
+        return [lax.max(a, b) for a, b in pairs]
+    return [lax.reduce(a + b, np.zeros((), a.dtype), lax.add, (axis,)) for a, b in pairs]
+
+
+def step_of(exponent: int, count: int) -> float:
+    """Returns the step of the grid of a sum of up to `count` terms in [-2^exponent, 2^exponent]."""
+    return 2.0 ** (exponent - bits_of_a_digit(count, _FLOAT64))
+
+
+def steps_of(terms: jax.Array, exponent: int, count: int) -> jax.Array:
+    """Rounds terms to the grid; returns them as integer numbers of steps, whose sums fit."""
+    inverse = 1 / step_of(exponent, count)
+    return nearest_integers(lax.convert_element_type(terms, _FLOAT64) * inverse)
+
+
+def total_of_steps(sums: jax.Array, exponent: int, count: int) -> jax.Array:
+    """Returns sums of steps in float64, with an error of half a unit in the last place."""
+    return lax.convert_element_type(sums, _FLOAT64) * step_of(exponent, count)
 
 
 def worth_it(count: int, dtype: np.dtype) -> bool:
@@ -172,9 +179,6 @@ def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
     float. Rounding to the grid changes a term by at most half a step. So if a term changes by d,
     the rounded term changes by at most d + step; if the term does not change, neither does the
     rounded one.
-
-    If `apart` is above 0, a compiler may compute a term again for each digit and round it
-    differently. Then a digit may differ by 1.
     """
     count = kind.count(x.shape)
     if x.nan or x.pending.coarse or not kind.divisor > 0:
@@ -189,7 +193,7 @@ def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
         return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
     kind.check(x)
-    off = most_off(x, count, kind.exponent, wide=kind.wide)
+    off = most_off(x, count, kind.exponent)
     found = kind.of_floats(_on_the_grid(x, kind, off), sums_of)
     return dataclasses.replace(found, off=None)
 
@@ -210,12 +214,12 @@ def _on_the_grid(x: Abstract, kind: ExactSums, off: float) -> Abstract:
     return make(
         x.shape, x.dtype, low * scale, high * scale, x.axis, moved(x.changed), moved(x.others),
         pending=Pending().having(**Pending.flags([x.pending])),
-        apart=float(rounding.up(2 * off * scale)) if x.apart else 0.0,
+        apart=float(rounding.up((x.apart + 2 * off) * scale)) if x.apart else 0.0,
         counts=(x.changed.count, x.others.count),
     )  # fmt: skip
 
 
-def most_off(x: Abstract, count: int, exponent: int, *, wide: bool = False) -> float:
+def most_off(x: Abstract, count: int, exponent: int) -> float:
     """Returns the largest distance of a term from its rounded value, in a sum of `count` terms.
 
     Raises:
@@ -223,38 +227,12 @@ def most_off(x: Abstract, count: int, exponent: int, *, wide: bool = False) -> f
     """
     if not float(x.magnitude.max()) <= 2.0**exponent:
         raise RefusalError("the terms of an exact sum must be finite numbers within its range")
-    # Terms are multiplied by powers of 2 to form digits. A compiler may combine these powers of 2
-    # with public factors.
-    if x.pending.bits + abs(exponent) + _BITS_OF_DIGITS > rounding.most_bits(x.dtype):
+    # Terms are divided by the step. A compiler may combine this power of 2 with public factors.
+    if x.pending.bits + abs(exponent) + _MOST_BITS > rounding.most_bits(x.dtype):
         raise RefusalError(
             "the product of the public factors in an exact sum may overflow. Rescale the records"
         )
-    dtype = np.dtype(np.float64) if wide else x.dtype
-    bits = bits_of_a_digit(count, dtype)
-    step = 2.0 ** (exponent - bits * (1 if wide else digits_in(bits, dtype)))
-    if wide:
-        return step / 2
-    # Two different floats of magnitude m differ by at least m 2^-(nmant + 1). So if two copies of a
-    # term differ by much less than step 2^-nmant, either they are equal, or both are far below one
-    # step and all of their digits are 0.
-    differ = x.apart * 2.0 ** (float_limits(x.dtype).nmant + 4) > step
-    return step / 2 + (_mismatch(x, exponent, bits) if differ else 0.0)
-
-
-def _mismatch(x: Abstract, exponent: int, bits: int) -> float:
-    """Bounds the error if each digit of a term is computed from another copy of the term."""
-    return x.apart + 2 * 2.0 ** (exponent - bits)
-
-
-def needs_width(x: Abstract, axes: Sequence[int], exponent: int, count: int) -> bool:
-    """Whether a sum over axes must be `wide`, because the copies of its terms may differ."""
-    if x.dtype != np.float32 or not x.apart:
-        return False
-    by_record = x.axis in axes and x.others.is_zero
-    one = math.prod(x.shape[k] for k in axes if not (by_record and k == x.axis))
-    moving = min(one, as_dense(x).others.count)
-    bits = bits_of_a_digit(count, x.dtype)
-    return moving * _mismatch(x, exponent, bits) > _MOST_MISMATCH * 2.0**exponent
+    return step_of(exponent, count) / 2
 
 
 def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
@@ -282,21 +260,13 @@ def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | Non
     return _exponent(*_largest(x, axes), count, x)
 
 
-def grid_of(x: Abstract, axes: Sequence[int], count: int) -> dict[str, Any] | None:
-    """Returns the exponent of an exact sum, and whether it is wide; None if floats are as good."""
-    exponent = exponent_of_range(x, axes, count)
-    if exponent is None:
-        return None
-    return {"exponent": exponent, "wide": needs_width(x, axes, exponent, count)}
-
-
 def planned_sum(x: Abstract, axes: Sequence[int], **_: Any) -> ExactSum | None:
     """Returns the exact form of a sum over the records; None if floats are as accurate."""
     axes = tuple(sorted(axes))
     if not is_over_records(x, axes):
         return None
-    grid = grid_of(x, axes, math.prod(x.shape[k] for k in axes))
-    return None if grid is None else ExactSum(**grid, axes=axes)
+    exponent = exponent_of_range(x, axes, math.prod(x.shape[k] for k in axes))
+    return None if exponent is None else ExactSum(exponent, axes=axes)
 
 
 def planned_product(
@@ -327,15 +297,8 @@ def planned_product(
     exponent = _exponent(largest, least, count, first, second)
     if exponent is None:
         return None
-    # Two copies of a product differ by their own rounding and by the differences of their factors.
-    apart = first.apart * largest_b + second.apart * largest_a + 8 * rounding.unit(first.dtype)
-    wide = any(
-        needs_width(dataclasses.replace(x, apart=apart), axes, exponent, count)
-        for x, axes in pairs
-        if not x.is_public
-    )
     axes = tuple(range(len(free), len(free) + len(ca)))
-    return ExactSum(exponent, wide=wide, axes=axes)
+    return ExactSum(exponent, axes=axes)
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
@@ -375,7 +338,7 @@ def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | 
             "another column. Sum these columns separately, or rescale them"
         )
     try:
-        bits_of_a_digit(count, dtype)
+        bits_of_a_digit(count, _FLOAT64)
     except ValueError:
         raise RefusalError(f"{count} terms are too many for an exact sum in {dtype}") from None
     return exponent

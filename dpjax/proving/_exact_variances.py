@@ -7,7 +7,6 @@ would be rounded differently.
 """
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
@@ -16,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._exact._fixed_point import bits_of_a_digit
-from dpjax._exact._numerics import float_limits
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_sums import (
     OF_FLOAT64,
     Named,
     nearest,
+    step_of,
+    steps_of,
     sums_over,
-    total_of_digits,
+    total_of_steps,
     worth_it,
 )
 from dpjax.proving._value import Abstract, Pending, RefusalError, make
@@ -58,10 +57,15 @@ class ExactVariance(Named):
         def exact_variance(x: jax.Array) -> jax.Array:
             y = lax.convert_element_type(x, jnp.float64) - self.center
             squares = y[:, :, None] * y[:, None, :] if self.matrix else y * y
-            added, n = functools.partial(sums_over, axes=(0,)), len(x)
-            total = total_of_digits(y, self.exponent, n, added)
+            n, exponents = len(x), (self.exponent, 2 * self.exponent)
+            steps = [steps_of(z, e, n) for z, e in zip((y, squares), exponents, strict=True)]
+            if self.matrix:
+                sums = [z for one in steps for z in sums_over([one], (0,))]
+            else:
+                sums = sums_over(steps, (0,))
+            total, whole = (total_of_steps(z, e, n) for z, e in zip(sums, exponents, strict=True))
             outer = total[:, None] * total[None] if self.matrix else total * total
-            rest = total_of_digits(squares, 2 * self.exponent, n, added) - outer / n
+            rest = whole - outer / n
             found = rest / self.divisor
             if not self.matrix:
                 found = lax.max(found, lax.full_like(found, 0.0))
@@ -107,9 +111,9 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
             "the product of the public factors in a variance may overflow. Rescale the records"
         )
     apart = x.apart + 4 * 2.0**-53 * top
-    off = apart + _off_grid(n, kind.exponent)
+    off = apart + step_of(kind.exponent, n) / 2
     square_apart = 2 * top * apart + apart**2 + 4 * 2.0**-53 * top**2
-    square_off = square_apart + _off_grid(n, 2 * kind.exponent)
+    square_off = square_apart + step_of(2 * kind.exponent, n) / 2
     # `loose` bounds |b_j - a_j^2|.
     loose = square_off + 2 * top * off + off**2
     low, high = x.low.min(axis=0), x.high.max(axis=0)
@@ -137,10 +141,3 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
         each.shape if kind.matrix else x.shape[1:], x.dtype, -high if kind.matrix else 0 * high,
         high, None, moved, moved, pending=Pending().having(**Pending.flags([x.pending])),
     )  # fmt: skip
-
-
-def _off_grid(n: int, exponent: int) -> float:
-    """Bounds how far a term is from the number that its separately computed digits represent."""
-    bits = bits_of_a_digit(n, _FLOAT64)
-    length = bits * math.ceil((float_limits(_FLOAT64).nmant + 2) / bits)
-    return 2.0 ** (exponent - length - 1) + 2 * 2.0 ** (exponent - bits)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from dpjax.proving._exact_sums import ExactSums, grid_of, is_over_records
+from dpjax.proving._exact_sums import ExactSums, exponent_of_range, is_over_records
 from dpjax.proving._reductions import SumsOf, check_cut, check_surrounded, cumulative_sum
 from dpjax.proving._value import Abstract
 from dpjax.proving._windows import pooled_sum
@@ -32,8 +32,8 @@ class ExactCumulative(ExactSums):
     def count(self, shape: Sequence[int]) -> int:
         return shape[self.axis]
 
-    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        return [lax.cumsum(x, self.axis, self.reverse) for x in digits]
+    def added(self, integers: jax.Array) -> jax.Array:
+        return lax.cumsum(integers, self.axis, self.reverse)
 
     def check(self, x: Abstract) -> None:
         check_surrounded(x, [self.axis], 0.0)
@@ -57,13 +57,9 @@ class ExactWindows(ExactSums):
     def count(self, shape: Sequence[int]) -> int:
         return math.prod(self.sizes)
 
-    def added(self, digits: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def added(self, integers: jax.Array) -> jax.Array:
         parameters = self.sizes, self.strides, self.padding, self.gaps, self.dilation
-        zeros = [np.zeros((), x.dtype) for x in digits]
-        return [
-            lax.reduce_window(x, zero, lax.add, *parameters)
-            for x, zero in zip(digits, zeros, strict=True)
-        ]
+        return lax.reduce_window(integers, np.zeros((), integers.dtype), lax.add, *parameters)
 
     def check(self, x: Abstract) -> None:
         check_surrounded(x, [k for k, size in enumerate(self.sizes) if size > 1], 0.0)
@@ -80,9 +76,8 @@ def planned_cumulative(x: Abstract, axis: int, reverse: bool, **_: Any) -> Exact
     """Returns the exact form of a cumulative sum; None if floats are as accurate."""
     if not is_over_records(x, [axis]):
         return None
-    if (grid := grid_of(x, [axis], x.shape[axis])) is None:
-        return None
-    return ExactCumulative(**grid, axis=axis, reverse=bool(reverse))
+    exponent = exponent_of_range(x, [axis], x.shape[axis])
+    return None if exponent is None else ExactCumulative(exponent, axis=axis, reverse=bool(reverse))
 
 
 def planned_windows(
@@ -93,8 +88,10 @@ def planned_windows(
     of_integers = [window_dimensions, window_strides, base_dilation, window_dilation]
     sizes, strides, gaps, dilation = (tuple(map(int, numbers)) for numbers in of_integers)
     wide = [k for k, size in enumerate(sizes) if size > 1]
-    if not is_over_records(x, wide) or (grid := grid_of(x, wide, math.prod(sizes))) is None:
+    if not is_over_records(x, wide):
+        return None
+    if (exponent := exponent_of_range(x, wide, math.prod(sizes))) is None:
         return None
     pads = tuple((int(a), int(b)) for a, b in padding)
     windows = {"sizes": sizes, "strides": strides, "padding": pads}
-    return ExactWindows(**grid, **windows, gaps=gaps, dilation=dilation)
+    return ExactWindows(exponent, **windows, gaps=gaps, dilation=dilation)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dpjax._exact._fixed_point import (
-    _nearest_integers,
     average,
     bits_of_a_digit,
+    nearest_integers,
     rounding_of_average,
 )
 
@@ -47,7 +47,7 @@ def test_integers_are_the_nearest_ones_and_halves_go_to_even(dtype, most):
     spread = rng.uniform(-1, 1, 10**5) * 2.0 ** rng.integers(-3, most.bit_length(), 10**5)
     with jax.enable_x64(dtype == "float64"):
         numbers = np.concatenate([edges, np.negative(edges), spread]).astype(dtype)
-        found = np.asarray(jax.jit(_nearest_integers)(jnp.asarray(numbers)))
+        found = np.asarray(jax.jit(nearest_integers)(jnp.asarray(numbers)))
     assert found.dtype == dtype.replace("float", "int")
     np.testing.assert_array_equal(found, np.rint(numbers).astype(found.dtype))
 

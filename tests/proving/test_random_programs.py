@@ -102,11 +102,9 @@ def attack_steps(seed, count, dtype):
 
 @pytest.fixture
 def always_exact(monkeypatch):
-    """Sums of few terms are exact, too, and half of them wide."""
+    """Sums of few terms are exact, too."""
     monkeypatch.setattr(_exact_sums, "_WORTH_IT", 0.0)
     monkeypatch.setattr(_exact_sums, "_MOST_UNLIKE", np.inf)
-    choices = np.random.default_rng(SEED)
-    monkeypatch.setattr(_exact_sums, "needs_width", lambda *_: bool(choices.random() < 0.5))
 
 
 def test_exact_sums_in_random_programs_stay_within_their_bounds(always_exact):
