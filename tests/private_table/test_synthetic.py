@@ -186,13 +186,21 @@ def test_what_finds_cells_and_the_rest_cost_no_more_than_was_asked(epsilon, delt
             assert one <= asked / (4 * columns)
 
 
-def test_people_need_keys_of_texts_before_anything_is_paid(tmp_path):
-    frame = {"id": np.arange(9), "site": np.array(["A"] * 9), "x": np.zeros(9)}
-    table = dpjax.PrivateTable(frame, most_rows=9, person="id", rows=1)
-    with dpjax.Ledger(tmp_path / "ledger.db", epsilon=1, delta=1e-6) as ledger:
-        with pytest.raises(ValueError, match="keys is not supported for a table with person="):
-            table.synthetic(rows=3, epsilon=0.5)
-        assert ledger.spent.epsilon == 0
+def test_keys_of_people_are_found_and_paid_once(tmp_path):
+    """By the synthetic table itself, or by a release of keys."""
+    frame = {"id": np.arange(900) // 2, "site": np.array(["A", "B"] * 450)}
+    with dpjax.Ledger(tmp_path / "ledger.db", epsilon=60, delta=1e-5) as ledger:
+        table = dpjax.PrivateTable(frame, most_rows=1000, person="id", rows=2)
+        first = table.synthetic(rows=40, epsilon=20.0)
+        again = table.synthetic(rows=40, epsilon=20.0)
+        assert first.value["site"].tolist() == again.value["site"].tolist()
+        assert first.labels.statistic == "synthetic of site; site in ('A', 'B')"
+        assert 19.9 < ledger.spent.epsilon <= 20
+        keys = table.keys("site", epsilon=10.0)
+        given = table.synthetic(rows=40, keys={"site": keys}, epsilon=20.0)
+        assert given.labels.statistic == "synthetic of site"
+        assert ledger.spent.epsilon <= 50
+        assert set(given.value["site"]) == {"A", "B"}
 
 
 def test_a_seeded_key_repeats_the_table():
