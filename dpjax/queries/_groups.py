@@ -94,8 +94,8 @@ class Groups:
     def inside(self, records: Database) -> Database:
         """Returns what the query receives: one column, or all except the column of groups."""
         if self.of is not None:
-            return _picked(records, self.of)
-        return records if callable(self.column) else _without(records, self.column)
+            return picked(records, self.of)
+        return records if callable(self.column) else without(records, self.column)
 
 
 def exact_numbers(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
@@ -211,7 +211,7 @@ def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
 
 def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
     """Returns the key of every record: an entry of the column, or the value of a function."""
-    found = _computed(column, records) if callable(column) else _picked(records, column)
+    found = _computed(column, records) if callable(column) else picked(records, column)
     check_usable(found)
     n = jax.tree.leaves(records)[0].shape[0]
     if isinstance(found, (jax.Array, Numbers, Texts)) and found.shape == (n,):
@@ -246,7 +246,7 @@ def _columns(records: Database) -> dict[str | int, PyTree]:
     return dict(records) if isinstance(records, Mapping) else dict(enumerate(records))
 
 
-def _picked(records: Database, column: str | int) -> PyTree:
+def picked(records: Database, column: str | int) -> PyTree:
     """Returns the column with this name or index."""
     try:
         return _columns(records)[column]
@@ -256,7 +256,7 @@ def _picked(records: Database, column: str | int) -> PyTree:
         ) from error
 
 
-def _without(records: Database, column: str | int) -> PyTree:
+def without(records: Database, column: str | int) -> PyTree:
     """Returns all columns of `records` except `column`.
 
     If a single column remains, the result is its array. If no column would remain, the records are
@@ -268,7 +268,7 @@ def _without(records: Database, column: str | int) -> PyTree:
     if isinstance(records, ONE_ARRAY) and records.ndim == 2:
         return records[:, np.array([*rest] or [0])]
     if not rest:
-        return _picked(records, column)
+        return picked(records, column)
     return rest if isinstance(records, Mapping) else [*rest.values()]
 
 

@@ -31,12 +31,8 @@ from dpjax.queries._groups import (
     exact_numbers,
     groups_of,
     integers_by_group,
-)
-from dpjax.queries._groups import (
-    _picked as picked,
-)
-from dpjax.queries._groups import (
-    _without as without,
+    picked,
+    without,
 )
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._quantiles import QuantileScores
@@ -288,21 +284,10 @@ def by_person(
     view = _view(truncation, of, per_person, cells)
     people = contribution(truncation, cells, per_person=per_person)
     if isinstance(query, Query):
-        integers = people.integers(_seeing(query._integers, view))
-        return PeopleQuery(integers, query.norms, **people.about)
+        return people.query(query, view)
     of_rows = functools.partial(query._bound, n=None, dtype="float32")  # pyright: ignore
     reach = functools.partial(people.reach, of_rows)
     return PeopleScores(scores=query, view=view, reach=reach, norms=query.norms, **people.about)
-
-
-def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
-    """Returns the integers of `query`, applied to the rows and columns that `view` selects."""
-
-    def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
-        return query.addends_of(*view(records, present))
-
-    of_rows: dict[str, Any] = {**vars(query), "addends": addends}
-    return GroupedIntegers(**of_rows)
 
 
 def _view(
@@ -365,18 +350,25 @@ class Contribution:
             return sqrt_up(moved**2 * self.blocks)
         return round_up(moved * (1 if norm == "linf" else self.blocks))
 
-    def integers(self, query: IntegerQuery) -> PeopleIntegers:
-        """Converts a query of rows to a query of people, which uses the rows selected for each."""
+    def integers(self, query: IntegerQuery, view: View | None = None) -> PeopleIntegers:
+        """Converts a query of rows to a query of people, which uses the rows selected for each.
+
+        The rows are selected by `view`, or are already selected if it is None.
+        """
+
+        def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
+            return query.addends_of(*(view(records, present) if view else (records, present)))
+
         of_people = {
-            "addends": query.addends_of,
+            "addends": addends,
             "reach": functools.partial(self.reach, query.reach),
             "moves": query.moves and functools.partial(self.reach, query.moves),
         }
         return PeopleIntegers(**vars(query) | of_people | self.about)
 
-    def query(self, query: Query) -> PeopleQuery:
-        """Converts a `Query` of rows to one of people, which uses the rows selected for each."""
-        integers = self.integers(query._integers)
+    def query(self, query: Query, view: View | None = None) -> PeopleQuery:
+        """Converts a `Query` of rows to one of people, as `integers` does."""
+        integers = self.integers(query._integers, view)
         return PeopleQuery(integers, query.norms, **self.about)
 
 
