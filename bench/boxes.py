@@ -1,15 +1,18 @@
-"""Boxes of a record that a proof encloses in a second, beside values of the same network.
+"""Boxes of a record that a proof encloses in a second, and bounds after a split.
 
-A value in float64 is the least that an enclosure could cost: an enclosure has two ends, and slopes
-in each coordinate.
+The peer of an enclosure is a value of the same network. A value in float64 is the least that an
+enclosure could cost: an enclosure has two ends, and slopes in each coordinate.
 """
 
+import re
+import time
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import dpjax
 from dpjax.proving import _boxes as boxes
 from dpjax.proving import _prove_sensitivity as proofs
 from harness import Race, Row, record
@@ -52,5 +55,34 @@ def run(rounds: int = 10, count: int = 2**15) -> None:
     record("boxes", [row], race=race, sizes={"boxes": count}, results={"per second": rates})
 
 
+def splits(*sizes: int, efforts: tuple[float, ...] = (10, 40), n: int = 100) -> None:
+    """Prints bounds for networks on records of some sizes, without and with a split.
+
+    They are divided by the lower end that the split found.
+    """
+    for size in sizes:
+        generator = np.random.default_rng(size)
+        first, second = (
+            np.asarray(generator.normal(size=shape) / 2, np.float32)
+            for shape in ((size, 8), (8, 2))
+        )
+
+        def mean(x: jax.Array, first: np.ndarray = first, second: np.ndarray = second) -> jax.Array:
+            return jnp.tanh(jnp.tanh(x @ first) @ second).mean(0)
+
+        specs = jax.ShapeDtypeStruct((n, size), jnp.float32)
+        proved = partial(dpjax.prove_sensitivity, mean, specs, bounds=(0, 1), norm="linf")
+        whole = proved().value
+        for effort in efforts:
+            start = time.perf_counter()
+            found = proved(effort=effort)
+            said = re.search(r"into ([\d,]+) boxes.*between (\S+) and", found.explain())
+            count, least = said.groups() if said else ("0", "nan")
+            ratios = [f"{bound / float(least):.4g}" for bound in (whole, found.value)]
+            seconds = f"{time.perf_counter() - start:.1f} s"
+            print(f"{size} numbers: {ratios} after {seconds}, {count} boxes", flush=True)
+
+
 if __name__ == "__main__":
     run()
+    splits(6, 10)

@@ -45,6 +45,7 @@ from dpjax.proving._value import (
 # The largest number of operations in an unrolled loop, which limits the time of the walk.
 _MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
+_TRIED = 2  # After this step of a loop, the walk may try the last one.
 _MOST_SUMS = 2**22  # The largest number of partial sums, which limits the time of the walk.
 # The number of rounds of the search for an invariant, and then for a smaller one.
 _ROUNDS, _NARROWED = 40, 4
@@ -64,10 +65,10 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
     apart = parameters["length"] > _MOST_UNROLLED and parameters["unroll"] == 1
     if few and not (loop.by_record and (apart or not loop.others)):
         if not loop.by_record:
-            return _unrolled(run, parameters, operands)
+            return _unrolled(run, tried, parameters, operands)
         ways = [
             lambda: _by_record(run, tried, parameters, operands),
-            lambda: _unrolled(tried, parameters, operands),
+            lambda: _unrolled(tried, tried, parameters, operands),
         ]
         return _smallest(ways)
     if loop.others and not apart:
@@ -75,7 +76,7 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
             f"the {parameters['length']} steps of the loop have more operations than the "
             f"{_MOST_OPERATIONS} that a proof can visit. Use fewer steps"
         )
-    ways = [lambda: loop.outputs(run, tried), lambda: _unrolled(tried, parameters, operands)]
+    ways = [lambda: loop.outputs(run, tried), lambda: _unrolled(tried, tried, parameters, operands)]
     return _smallest(ways if few else ways[:1])
 
 
@@ -114,18 +115,32 @@ def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
     return min(found, key=lambda xs: norm_of(xs, "l1"))
 
 
-def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
-    """Returns the results of a loop, by a walk of its body for each step."""
+def _unrolled(
+    run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
+) -> list[Abstract]:
+    """Returns the results of a loop, by a walk of its body for each step.
+
+    In many loops, the public factors of each step multiply those of the steps before it, until the
+    walk refuses their product. If the product grows by the same factor in two steps, and no step
+    depends on its number, the walk tries the last step, to refuse such a loop at once.
+    """
     body, consts = parts(parameters["jaxpr"])
     length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
     public, carry = operands[:fixed], list(operands[fixed : fixed + carries])
     arrays = operands[fixed + carries :]
     made: list[list[Abstract]] = [[] for _ in body.outvars[carries:]]
-    order = range(length)
-    for step in reversed(order) if parameters["reverse"] else order:
+    order, grown = range(length), list[float]()
+    for count, step in enumerate(reversed(order) if parameters["reverse"] else order):
         rows = [squeeze(place(x, 0, step), (0,)) for x in arrays]
         found = run(body, consts, [*public, *carry, *rows])
-        carry = found[:carries]
+        before, carry, last = carry, found[:carries], grown
+        grown = [y.pending.bits - x.pending.bits for x, y in zip(before, carry, strict=True)]
+        if count == _TRIED < length - 2 and any(grown) and np.allclose(grown, last):
+            roots = _Roots(body, fixed, carries)
+            counters = [k for k, x in enumerate(carry) if x.is_known]
+            if all(roots.adds(k) for k in counters) and not any(x.is_public for x in arrays):
+                late = _before_the_last(carry, grown, length - 2 - count)
+                tried(body, consts, [*public, *late, *rows])
         for results, result in zip(made, found[carries:], strict=True):
             results.append(result)
     if parameters["reverse"]:
@@ -133,6 +148,16 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
     if made and not length:
         raise RefusalError("proofs do not support a loop of 0 steps")
     return [*carry, *(join(*(new_axis(x, 0) for x in xs), dimension=0) for xs in made)]
+
+
+def _before_the_last(
+    carry: Sequence[Abstract], grown: Sequence[float], steps: int
+) -> list[Abstract]:
+    """Returns the carry after some more steps, as far as it matters for the product of factors."""
+    return [
+        dataclasses.replace(x, pending=x.pending.having(bits=x.pending.bits + steps * bits))
+        for x, bits in zip(carry, grown, strict=True)
+    ]
 
 
 def _by_record(

@@ -14,6 +14,7 @@ from dpjax.proving import NoProofError
 from dpjax.proving import _loops as loops
 from dpjax.proving._loops import closed
 from dpjax.proving._value import RefusalError, constant
+from dpjax.proving._walk import Walk
 from random_programs import distance
 
 WEIGHTS = np.array([0.5, -1.0, 2.0], np.float32)
@@ -182,6 +183,30 @@ def test_what_does_not_close_is_refused_with_its_line(why):
         dpjax.prove_sensitivity(REFUSED[why], MANY, bounds=(0, 1), norm="l1")
     assert "test_loops.py" in str(refusal.value)
     assert "Or sample it" in str(refusal.value)
+
+
+def descent(x, steps):
+    step = lambda i, w: w - 0.01 * (w - x).mean()  # noqa: E731
+    return lax.fori_loop(0, steps, step, jnp.float32(0))
+
+
+def test_a_loop_whose_factors_overflow_in_the_end_is_refused_after_a_few_steps(monkeypatch):
+    walked, run = [], Walk.run
+    monkeypatch.setattr(Walk, "run", lambda *args: (walked.append(1), run(*args))[1])
+    with pytest.raises(RefusalError, match="the public factors"):
+        bounds_of(lambda x: descent(x, 60), jax.ShapeDtypeStruct((N,), jnp.float32), (0, 1))
+    assert len(walked) < 10
+
+
+def test_a_loop_whose_later_steps_multiply_by_1_is_proved():
+    """Three steps grow the product of factors, but no later step does."""
+    rates = np.where(np.arange(60) < 4, 0.5, 1).astype(np.float32)
+    spec = jax.ShapeDtypeStruct((N,), jnp.float32)
+    for target in (
+        lambda x: lax.scan(lambda w, r: (w * r, None), x.mean(), rates)[0],
+        lambda x: lax.fori_loop(0, 60, lambda i, w: w * jnp.where(i < 4, 0.5, 1.0), x.mean()),
+    ):
+        assert bounds_of(target, spec, (0, 1))["l1"] < 1
 
 
 def test_what_was_not_walked_holds_nothing():
