@@ -35,7 +35,7 @@ class Accuracy:
 
     @classmethod
     def of(cls, kind: str, public: dict[str, Any], measured: PyTree = None) -> "Accuracy":
-        """Makes a description from the name of its intervals and a dict of public facts."""
+        """Makes an `Accuracy` of a kind, with a dict of public facts."""
         return cls(kind, json.dumps(public, sort_keys=True), measured)
 
     @property

@@ -108,7 +108,8 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
         )
         return refused if named else refused.refuse()
     if isinstance(found, Texts) and not named:
-        or_floats = ', or convert it by .astype("float64")' if _holds_objects(leaf) else ""
+        is_object = str(dtype_of(leaf)) == "object"
+        or_floats = ', or convert it by .astype("float64")' if is_object else ""
         raise TypeError(
             f"{place} must be numbers, got the dtype {dtype_of(leaf)}: convert its texts to "
             "their positions in a public list, for example by "
@@ -309,10 +310,6 @@ def _categories(series: Any) -> Any:
 
 def _texts(texts: np.ndarray) -> Texts:
     return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
-
-
-def _holds_objects(leaf: PyTree) -> bool:
-    return str(dtype_of(leaf)) == "object"
 
 
 # Tables larger than memory, which are read batch by batch or partition by partition.

@@ -57,8 +57,21 @@ def per_unit(unit: str) -> str:
     return "" if unit == RECORD else f", per {unit}"
 
 
+class _ComparedByFields:
+    """Values of a class are equal if their fields state the same numbers."""
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or type(self) is not type(other):
+            return self is other
+        compared = _compared(self)
+        return compared is not None and compared == _compared(other)
+
+    def __hash__(self) -> int:
+        return hash(_compared(self) or id(self))
+
+
 @frozen_pytree
-class SampledEvent:
+class SampledEvent(_ComparedByFields):
     """The event that a sampled sensitivity covers a random pair of databases.
 
     Attributes:
@@ -86,19 +99,13 @@ class SampledEvent:
         if self.records is not None:
             _checks.integer("records", self.records, least=1)
 
-    def __eq__(self, other: object) -> bool:
-        return _same(self, other)
-
-    def __hash__(self) -> int:
-        return hash(_compared(self) or id(self))
-
     def __repr__(self) -> str:
         statement = f"gamma={shown_number(self.gamma)}, {describe_confidence(self.confidence)}"
         return f"SampledEvent({statement}, {self.identity})"
 
 
 @frozen_pytree
-class Guarantee:
+class Guarantee(_ComparedByFields):
     """The guarantee of a release: (epsilon, delta, gamma)-random differential privacy.
 
     Except with probability gamma over a random pair of neighboring databases from the oracle, every
@@ -172,12 +179,6 @@ class Guarantee:
                 f"events must be a tuple of SampledEvents, got {_checks.shown(self.events)}"
             )
 
-    def __eq__(self, other: object) -> bool:
-        return _same(self, other)
-
-    def __hash__(self) -> int:
-        return hash(_compared(self) or id(self))
-
     @property
     def neighbors(self) -> str:
         """The relation in words, with the privacy unit unless it is a record."""
@@ -196,13 +197,6 @@ class Guarantee:
             statement = "no guarantee"
         group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()
         return ", ".join((statement, *group, *self.notes))
-
-
-def _same(one: object, other: object) -> bool:
-    if one is other or type(one) is not type(other):
-        return one is other
-    compared = _compared(one)
-    return compared is not None and compared == _compared(other)
 
 
 def _compared(value: Any) -> tuple[object, ...] | None:

@@ -94,7 +94,8 @@ def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dic
     named, _ = jax.tree_util.tree_flatten_with_path(_numbers(value, accuracy))
     found: list[dict[str, Any]] = []
     for (path, leaf), ends in zip(named, _ends(value, accuracy, len(named)), strict=True):
-        found += _rows_of_array(_name(path), np.asarray(leaf), ends, labels or Labels(""))
+        part = jax.tree_util.keystr(path, simple=True, separator=".")
+        found += _rows_of_array(part, np.asarray(leaf), ends, labels or Labels(""))
     return found
 
 
@@ -125,10 +126,6 @@ def _ends(value: Value, accuracy: Accuracy, arrays: int) -> list[Ends | None]:
     return list(zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True))
 
 
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
 def _rows_of_array(
     part: str, numbers: np.ndarray, ends: Ends | None, labels: Labels
 ) -> Iterator[dict[str, Any]]:
@@ -142,12 +139,9 @@ def _rows_of_array(
         sides = zip(("low", "high"), ends or (), strict=False)
         found = {"value": numbers[place].item(), **{side: float(end[place]) for side, end in sides}}
         if labels.moments:
-            found = {name: _moment(labels.moments, number) for name, number in found.items()}
+            exact = Moments(labels.moments).exact
+            found = {name: exact(np.array([number]))[0] for name, number in found.items()}
         yield {**named, **words, **found}
-
-
-def _moment(kind: str, number: float) -> np.generic:
-    return Moments(kind).exact(np.array([number]))[0]
 
 
 def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[str]:

@@ -12,6 +12,7 @@ from jax import lax
 from dpjax._core._types import Database, Value
 
 
+@dataclasses.dataclass(eq=False)
 class Proof:
     """The steps of a proof, as text.
 
@@ -25,15 +26,9 @@ class Proof:
             databases, or for a sampled sensitivity, which bound can be proved; "" without one.
     """
 
-    def __init__(
-        self,
-        steps: tuple[str, ...],
-        losses: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
-        summary: str = "",
-    ) -> None:
-        self.steps = steps
-        self.losses = losses
-        self.summary = summary
+    steps: tuple[str, ...]
+    losses: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None
+    summary: str = ""
 
     def explained(self) -> str:
         """Returns the steps as text, with the factor by which each step loosens the bound.

@@ -140,74 +140,6 @@ _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def saved(
-    value: Value,
-    guarantee: Guarantee,
-    accuracy: Accuracy,
-    labels: Labels | None,
-    training: TrainingRecord | None,
-) -> dict[str, Any]:
-    """Returns a release as a dict that can be written as JSON."""
-    parts: dict[str, Any] = {
-        "format": _OF_RECORDS if guarantee.privacy_unit == RECORD else _OF_OTHER_UNITS,
-        "dpjax": __version__,
-        "value": tree_to_json(value),
-        "guarantee": guarantee_to_json(guarantee),
-        "accuracy": {
-            "kind": accuracy.kind,
-            "public": accuracy.facts,
-            "measured": tree_to_json(accuracy.measured),
-        },
-        "interval": _interval_to_json(value, accuracy),
-    }
-    if labels is not None:
-        # JSON converts tuples to lists. The labels are converted here already, so that this dict
-        # has the same hash as the dict that will be read from the JSON file.
-        parts["labels"] = json.loads(json.dumps(labels.to_json()))
-    if training is not None:
-        parts["training"] = json.loads(json.dumps(training.to_json()))
-    return {**parts, "sha256": _digest(parts)}
-
-
-def restored(
-    saved: object,
-) -> tuple[Value, Guarantee, Accuracy, Labels | None, TrainingRecord | None]:
-    """Reads the dict that `saved` returned.
-
-    It raises an error if the dict was changed, or was made by a newer version of dpjax.
-    """
-    if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
-        raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
-    if saved["format"] not in (_OF_RECORDS, _OF_OTHER_UNITS):
-        raise ValueError(
-            f"saved was written in format {_checks.shown(saved['format'])} by dpjax"
-            f" {_checks.shown(saved.get('dpjax'))}, but this is dpjax {__version__}, which reads"
-            f" formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install the version that wrote it"
-        )
-    parts = {name: part for name, part in saved.items() if name != "sha256"}
-    if set(parts) - {"labels", "training"} != set(_PARTS) or saved["sha256"] != _digest(parts):
-        raise ValueError(
-            "saved must be unchanged since Release.to_dict made it, but its sha256 does not "
-            "match, so its guarantee cannot be trusted. Save the release again"
-        )
-    try:
-        about = parts["accuracy"]
-        if not is_kind(about["kind"]):
-            raise ValueError(
-                f"accuracy must be of a known kind, got {_checks.shown(about['kind'])}: it may "
-                "come from a newer version of dpjax"
-            )
-        return (
-            tree_from_json(parts["value"]),
-            guarantee_from_json(parts["guarantee"]),
-            Accuracy.of(about["kind"], about["public"], tree_from_json(about["measured"])),
-            Labels.from_json(parts["labels"]) if "labels" in parts else None,
-            TrainingRecord.from_json(parts["training"]) if "training" in parts else None,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"saved does not contain a release: {error}") from error
-
-
 def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
     """Returns a guarantee as a dict for JSON, with all digits of its numbers."""
     known = concrete(guarantee)
@@ -472,7 +404,25 @@ class Release:
             >>> dpjax.Release.from_dict(json.loads(text))
             Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, under replace-one, seeded key)
         """
-        return saved(self.value, self.guarantee, self.accuracy, self.labels, self.training)
+        value, accuracy = self.value, self.accuracy
+        parts: dict[str, Any] = {
+            "format": _OF_RECORDS if self.guarantee.privacy_unit == RECORD else _OF_OTHER_UNITS,
+            "dpjax": __version__,
+            "value": tree_to_json(value),
+            "guarantee": guarantee_to_json(self.guarantee),
+            "accuracy": {
+                "kind": accuracy.kind,
+                "public": accuracy.facts,
+                "measured": tree_to_json(accuracy.measured),
+            },
+            "interval": _interval_to_json(value, accuracy),
+        }
+        # JSON converts tuples to lists. Labels and training are converted here already, so that
+        # this dict has the same hash as the dict that will be read from the JSON file.
+        for name, more in (("labels", self.labels), ("training", self.training)):
+            if more is not None:
+                parts[name] = json.loads(json.dumps(more.to_json()))
+        return {**parts, "sha256": _digest(parts)}
 
     def card(self) -> str:
         """A card for readers of the release, in Markdown.
@@ -600,7 +550,37 @@ class Release:
             Traceback (most recent call last):
             ValueError: saved must be unchanged since Release.to_dict made it, ...
         """
-        return cls(*restored(saved))
+        if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
+            raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
+        if saved["format"] not in (_OF_RECORDS, _OF_OTHER_UNITS):
+            raise ValueError(
+                f"saved was written in format {_checks.shown(saved['format'])} by dpjax"
+                f" {_checks.shown(saved.get('dpjax'))}, but this is dpjax {__version__}, which"
+                f" reads formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install the version that"
+                " wrote it"
+            )
+        parts = {name: part for name, part in saved.items() if name != "sha256"}
+        if set(parts) - {"labels", "training"} != set(_PARTS) or saved["sha256"] != _digest(parts):
+            raise ValueError(
+                "saved must be unchanged since Release.to_dict made it, but its sha256 does not "
+                "match, so its guarantee cannot be trusted. Save the release again"
+            )
+        try:
+            about = parts["accuracy"]
+            if not is_kind(about["kind"]):
+                raise ValueError(
+                    f"accuracy must be of a known kind, got {_checks.shown(about['kind'])}: it may "
+                    "come from a newer version of dpjax"
+                )
+            return cls(
+                tree_from_json(parts["value"]),
+                guarantee_from_json(parts["guarantee"]),
+                Accuracy.of(about["kind"], about["public"], tree_from_json(about["measured"])),
+                Labels.from_json(parts["labels"]) if "labels" in parts else None,
+                TrainingRecord.from_json(parts["training"]) if "training" in parts else None,
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"saved does not contain a release: {error}") from error
 
     def __repr__(self) -> str:
         found = FOUND + self.labels.found if self.labels and self.labels.found else ""

@@ -12,7 +12,7 @@ from dpjax._core._guarantee import (
     RECORD,
     Guarantee,
     NeighboringRelation,
-    SampledEvent,
+    SampledEvent,  # noqa: F401, other rooms import it from here
     describe_confidence,
     per_unit,
     shown_number,
@@ -21,27 +21,6 @@ from dpjax._core._proof import Proof, RecordBounds
 from dpjax._core._pytree import TreeSpec, down, frozen_pytree, static, up
 from dpjax._core._release import Release
 from dpjax._core._types import Database, Key, PyTree, Scalar, Value
-
-__all__ = [
-    "Guarantee",
-    "KnowsSensitivity",
-    "Mechanism",
-    "Method",
-    "NeighboringRelation",
-    "NoiseKind",
-    "Norm",
-    "OperatingPoint",
-    "Oracle",
-    "Positions",
-    "Release",
-    "SampledEvent",
-    "Scalar",
-    "Sensitivity",
-    "Target",
-    "describe_confidence",
-    "guarantee_in",
-    "norm_name",
-]
 
 Target = Callable[[Database], Value]
 """A pure JAX function of a database: a pytree of arrays with a common leading axis of n records."""
@@ -336,7 +315,3 @@ class KnowsSensitivity(abc.ABC):
         floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         coarsest = min(floats, key=lambda dtype: dtype.itemsize, default="float32")
         return float(self._bound(norm, relation, leaves[0].shape[0], coarsest))
-
-
-def __dir__() -> list[str]:
-    return __all__

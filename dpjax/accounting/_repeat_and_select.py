@@ -89,8 +89,8 @@ def best_of_runs(one_run: Guarantee, *, runs: float, shape: float = 1.0) -> Guar
     law = checked_repetitions(runs, shape)
     if known.gamma or known.confidence != 1:
         raise ValueError(
-            "one_run must have gamma=0 and confidence=1, because a random pair of databases is the"
-            f" same in all runs, got {one_run}"
+            "one_run must have gamma=0 and confidence=1, because all runs use the same random pair"
+            f" of databases, got {one_run}"
         )
     delta = min(1.0, float(known.delta) * law.mean * _OUTWARD)
     epsilon = _by_ratios(float(known.epsilon), law)

@@ -75,8 +75,8 @@ def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
 
 
-# The numbers of bins: coarse and fine. A coordinate with at most `_FEW` distinct values needs no
-# bins.
+# A coordinate is divided into bins twice: into few wide bins, and into many narrow bins. With at
+# most `_FEW` distinct values it needs no bins.
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8

@@ -42,8 +42,8 @@ def begin(
     if sensitivity.norm != norm:
         raise ValueError(
             f"sensitivity must be in the norm {norm_name(norm)}, got a sensitivity in the norm"
-            f" {norm_name(sensitivity.norm)}: sample it, or call the target's method"
-            f" `sensitivity`, with norm={norm_name(norm)!r}"
+            f" {norm_name(sensitivity.norm)}: pass norm={norm_name(norm)!r} to"
+            " dpjax.sample_sensitivity, or to the method `sensitivity` of the target"
         )
     check_norm(sensitivity)
     check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive

@@ -37,14 +37,14 @@ POWER, CONTRACTION, REDUCTION = Merging("power"), Merging("contraction"), Mergin
 
 
 class Operation(NamedTuple):
-    """The facts about one JAX primitive that proofs use.
+    """What a proof needs to know about one JAX primitive.
 
     Attributes:
         rule: computes the abstract value of the result, or a list of several. Its arguments are the
             abstract values of the operands and, by keyword, the parameters of the primitive. If it
             is None, the operation is refused. The rule of `scan` is part of the walk.
-        slots: how the result depends on which slots contain which records, under add-or-remove-one.
-            If it is None, the operands must be public under this relation.
+        slots: under add-or-remove-one, how the result depends on the slots of the records. If it is
+            None, the operands must be public under this relation.
         merging: how a compiler may merge the operation with others. `ANY` allows every kind of
             merging.
         tighter: computes a tighter bound on the result, under add-or-remove-one.

@@ -132,7 +132,7 @@ class NameSearch(SensitivityMechanism):
         return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
     def _count(self, state: _State, codes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns which children are searched, the count of each, and the child of each person."""
+        """Returns which children are searched, their numbers of people, and each person's child."""
         taken, slots = state
         (size,) = self._counts_of_a_level()
         places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)

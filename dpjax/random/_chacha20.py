@@ -78,9 +78,10 @@ def block_function(state: jax.Array) -> jax.Array:
 def _by_rows(
     together: Callable[[_Rows], _Rows], unroll: int = 1
 ) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that computes blocks by a loop over twenty equal rounds.
+    """Returns a function that computes blocks in a loop of twenty equal rounds.
 
-    Use it for few lanes: the loop compiles ten times faster than unrolled rounds.
+    The loop compiles ten times faster than unrolled rounds, but is slower for many lanes. Each
+    round applies `together` to its four rows.
     """
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:

@@ -43,7 +43,7 @@ LEAST_ALONE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Probing:
-    """How many probes a chunk runs in addition to computing distances.
+    """How many pairs of a chunk are probed.
 
     Attributes:
         rotated: the number of pairs, from the first, that are also evaluated with rotated records.

@@ -496,10 +496,10 @@ def refuse_places(databases: Database) -> None:
         fixed = np.all(_equal(columns, columns[:1]), axis=(0, 1))
         if np.any(fixed & ~np.all(_equal(columns[0], columns[0, :1]), axis=0)):
             raise ValueError(
-                "oracle must draw records in random order, for positions='last', got numbers at"
-                f" {jax.tree_util.keystr(path) or 'its only leaf'} that are the same in every"
-                " database and differ from record to record: the sampler replaces the last record,"
-                " and the new record would have nearly the same number. Shuffle all records by"
+                "oracle must draw records in random order for positions='last', which replaces the"
+                " last record, but the oracle always gives the last record the same numbers at"
+                f" {jax.tree_util.keystr(path) or 'its only leaf'}: other records have other"
+                " numbers there, which are the same in every database. Shuffle all records by"
                 " jax.random.permutation, or ask for positions='average' or 'each'"
             )
 
