@@ -13,6 +13,7 @@ from dpjax import (
     random,
     targets,
 )
+from dpjax._core._guarantee import SampledEvent
 from dpjax._core._values import (
     Guarantee,
     Mechanism,
@@ -21,7 +22,6 @@ from dpjax._core._values import (
     OperatingPoint,
     Oracle,
     Release,
-    SampledEvent,
     Sensitivity,
     Target,
 )

@@ -12,7 +12,6 @@ from dpjax._core._guarantee import (
     RECORD,
     Guarantee,
     NeighboringRelation,
-    SampledEvent,  # noqa: F401, other rooms import it from here
     describe_confidence,
     per_unit,
     shown_number,

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable
 
 from dpjax._core import _checks
-from dpjax._core._guarantee import concrete
-from dpjax._core._values import Guarantee, SampledEvent
+from dpjax._core._guarantee import Guarantee, SampledEvent, concrete
 from dpjax._exact._numerics import bisect, sum_up
 from dpjax.accounting._composition import distinct_events, joint
 

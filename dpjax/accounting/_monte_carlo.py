@@ -10,10 +10,10 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._guarantee import RECORD, check_privacy_unit
+from dpjax._core._guarantee import RECORD, SampledEvent, check_privacy_unit
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Key
-from dpjax._core._values import Guarantee, NeighboringRelation, SampledEvent, guarantee_in
+from dpjax._core._values import Guarantee, NeighboringRelation, guarantee_in
 from dpjax._exact._numerics import TailBand, bisect
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program, kept_jit

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._guarantee import shown_number
+from dpjax._core._guarantee import SampledEvent, shown_number
 from dpjax._core._pair_loss import LossFamily, PairLoss
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._risk import Risk
@@ -22,7 +22,6 @@ from dpjax._core._values import (
     OperatingPoint,
     Oracle,
     Positions,
-    SampledEvent,
     Sensitivity,
     Target,
     describe_confidence,

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._computing_now import computing_now
+from dpjax._core._guarantee import SampledEvent
 from dpjax._core._losses import kind_of_losses
 from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pair_loss import PairLoss
@@ -24,7 +25,6 @@ from dpjax._core._values import (
     Guarantee,
     NeighboringRelation,
     Release,
-    SampledEvent,
     Scalar,
     Sensitivity,
     norm_name,
