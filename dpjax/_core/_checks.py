@@ -188,12 +188,7 @@ def real_shapes(name: str, tree: PyTree) -> PyTree:
 
 def host_numbers(name: str, value: Value) -> np.ndarray:
     """Converts public real numbers to a NumPy array without changing their dtype."""
-    refuse_foreign_dtype(name, value)
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
-    if not isinstance(array, jax.Array) and not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    _check_real_dtype(name, array)
-    return np.asarray(array)
+    return np.asarray(_real_numbers(name, value))
 
 
 def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
@@ -227,6 +222,12 @@ def real_array(name: str, leaf: ArrayLike) -> jax.Array:
     if isinstance(leaf, int) and not isinstance(leaf, bool):
         # NumPy would convert a larger integer to an array of dtype object.
         leaf = max(min(leaf, 2**63 - 1), -(2**63))
+    numbers = _real_numbers(name, leaf)
+    return saturating_cast(numbers, jax.dtypes.canonicalize_dtype(numbers.dtype))
+
+
+def _real_numbers(name: str, leaf: ArrayLike) -> jax.Array | np.ndarray:
+    """Converts real numbers, unless they are a JAX array, to a NumPy array."""
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
@@ -234,7 +235,7 @@ def real_array(name: str, leaf: ArrayLike) -> jax.Array:
         if not leaf.dtype.isnative:
             leaf = leaf.astype(leaf.dtype.newbyteorder("="))
     _check_real_dtype(name, leaf)
-    return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    return leaf
 
 
 def real_arrays(
@@ -255,6 +256,17 @@ def check_not_empty(name: str, leaves: list[Any]) -> None:
     """Refuses trees whose arrays are all empty."""
     if all(leaf.size == 0 for leaf in leaves):
         raise ValueError(f"{name} must not be empty, got an array of shape {leaves[0].shape}")
+
+
+def count_records(name: str, tree: PyTree) -> int:
+    """Returns the length n of the leading axis that all arrays of a pytree share."""
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            f"{name} must be arrays with a common leading axis of n records, got {described(tree)}"
+        )
+    ((n,),) = sizes
+    return n
 
 
 def refuse_masked(name: str, leaf: object) -> None:

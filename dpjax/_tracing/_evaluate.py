@@ -72,7 +72,7 @@ _EXTREMA = frozenset(("reduce_max", "reduce_min"))
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
     """Runs a traced program. Under `vmap`, no lane influences another lane."""
     apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
-    if apart and not may_differ(program.jaxpr):
+    if apart and not any(map(_may_differ, equations(program.jaxpr))):
         return jex.jaxpr_as_fun(program)(*operands)
     return replaced(program, operands, _replacement)
 
@@ -248,9 +248,9 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
 # do not depend on the operations around them. `prove_sensitivity` assumes these results.
 
 
-def may_differ(jaxpr: jex.Jaxpr) -> bool:
-    """Whether jaxlib may deviate from XLA's definition of an operation in a program."""
-    return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
+def _may_differ(equation: Equation) -> bool:
+    """Whether jaxlib may deviate from XLA's definition of an operation."""
+    return _is_of_bytes(equation) or _ignores_nan(equation) or _takes_bfloat16(equation)
 
 
 def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
@@ -283,7 +283,8 @@ def _of_wide(equation: Equation, *operands: jax.Array) -> jax.Array | None:
     (x,) = operands
     if x.size == 0:
         return None
-    of_all, plain = (functools.partial(f, equation) for f in (_extremum, _output))
+    plain, largest = functools.partial(_output, equation), equation.primitive.name == "reduce_max"
+    of_all = functools.partial(extremum, reduce=plain, largest=largest)
     return lax.platform_dependent(x, cpu=of_all, default=plain)
 
 
@@ -349,14 +350,6 @@ def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
     # In this comparison, 0.0 counts as larger than -0.0, as XLA defines it.
     first = further(x, y) | jnp.isnan(x) | ((x == y) & (jnp.signbit(x) != is_max))
     return jnp.where(first, x, y).astype(aval(equation.outvars[0]).dtype)
-
-
-def _extremum(equation: Equation, x: jax.Array) -> jax.Array:
-    return extremum(
-        x,
-        lambda integers: _output(equation, integers),
-        largest=equation.primitive.name == "reduce_max",
-    )
 
 
 def _output(equation: Equation, *operands: jax.Array) -> jax.Array:

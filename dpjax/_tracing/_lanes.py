@@ -20,7 +20,7 @@ from dpjax._core import _checks
 from dpjax._core._types import PyTree
 from dpjax._tracing._evaluate import looks_at_other_lanes, traced_lane
 from dpjax._tracing._foreign import is_own, key_implementations
-from dpjax._tracing._programs import Program, refuse_outside_code
+from dpjax._tracing._programs import Program, check_concrete, refuse_outside_code
 from dpjax._tracing._walks import JITS, Equation, aval, equations, names
 
 # Under `vmap`, these primitives draw the bits of all lanes from the key of the first lane.
@@ -110,10 +110,7 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
             other.
     """
     program = Program.trace(name, function, example)
-    if not program.is_concrete:
-        raise TypeError(
-            f"{name} closes over a traced value: make the mechanism outside of jit and vmap"
-        )
+    check_concrete(name, "make the mechanism", program)
     if [leaf.shape for leaf in program.outputs.leaves] != [()]:
         raise ValueError(f"{name} must return one number, got {program.outputs}")
     refuse_touching(name, program.jaxpr)

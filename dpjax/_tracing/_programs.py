@@ -116,7 +116,7 @@ class Program:
                 jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
         own = with_own_arrays(jaxpr)
-        program = cls(with_views(jaxpr), own, *specs, configuration(), tuple(settings))
+        program = cls(_Copies(_view).of(jaxpr), own, *specs, configuration(), tuple(settings))
         if kept is not None:
             if len(kept.programs) >= _MOST_KEPT:
                 kept.programs.clear()
@@ -225,6 +225,12 @@ class Program:
         """The input variables of the jaxpr, except the origin."""
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
+
+
+def check_concrete(name: str, do: str, *programs: Program) -> None:
+    """Refuses programs that close over a traced value; `do` says what to do outside of `jit`."""
+    if not all(program.is_concrete for program in programs):
+        raise TypeError(f"{name} closes over a traced value: {do} outside of jit and vmap")
 
 
 class Unchanging:
@@ -539,15 +545,6 @@ def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     return _Copies(_copy).of(program)
 
 
-def with_views(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Returns the jaxpr with views of its NumPy arrays, which show later changes of the arrays.
-
-    A view shares the memory of the array. But it is a different object, so JAX's cache of converted
-    arrays has no entry for it.
-    """
-    return _Copies(_view).of(program)
-
-
 class _Copies:
     """Copies the arrays in a jaxpr. An array that occurs several times is copied only once."""
 
@@ -605,6 +602,11 @@ class _Copies:
 
 
 def _view(array: Any) -> Any:
+    """Returns a view of a NumPy array, which shows later changes of the array.
+
+    A view shares the memory of the array. But it is a different object, so JAX's cache of converted
+    arrays has no entry for it.
+    """
     return array.view(np.ndarray) if isinstance(array, np.ndarray) else array
 
 

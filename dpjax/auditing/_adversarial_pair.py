@@ -12,7 +12,6 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._proof import Ball
-from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Norm, Target
 from dpjax._exact._numerics import compute_dtype, is_float
@@ -257,12 +256,7 @@ def adversarial_pair(
     """
     key = sampling_key(key)
     specs = _checks.real_shapes("records", records)
-    sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(specs)}
-    if len(sizes) != 1 or () in sizes or (0,) in sizes:
-        raise ValueError(
-            f"records must be arrays with a common leading axis of n, got {TreeSpec.of(specs)}"
-        )
-    ((n,),) = sizes
+    n = _checks.count_records("records", specs)
     limits = _searches(specs, bounds)
     norm_function(norm)
     steps = _checks.integer("steps", steps, least=1)

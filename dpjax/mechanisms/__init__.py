@@ -1,9 +1,8 @@
 """Mechanisms: randomized functions of a key and a value, calibrated to a sensitivity."""
 
 from dpjax.mechanisms._above_threshold import AboveThreshold, SparseVectorState
-from dpjax.mechanisms._additive import AdditiveMechanism, additive
+from dpjax.mechanisms._additive import AdditiveMechanism, additive, gaussian_for_advantage
 from dpjax.mechanisms._bernstein import BernsteinMechanism
-from dpjax.mechanisms._gaussian_for_advantage import gaussian_for_advantage
 from dpjax.mechanisms._oracle_check import OracleCheck, OraclePlausibility
 from dpjax.mechanisms._posterior_sampler import PosteriorSampler
 from dpjax.mechanisms._propose_test_release import ProposeTestRelease, Reply

@@ -99,20 +99,15 @@ class BernsteinPolynomial:
         return f"BernsteinPolynomial(degree={self.degree}, dims={self.dims}, order={self.order})"
 
 
-def lattice_points(degree: int, dims: int) -> np.ndarray:
-    """Returns the lattice {0, 1/degree, ..., 1}^dims, shape (degree + 1,) * dims + (dims,)."""
-    axis = np.linspace(0.0, 1.0, degree + 1)
-    return np.stack(np.meshgrid(*[axis] * dims, indexing="ij"), axis=-1)
-
-
 def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: int) -> Value:
-    """Evaluates a function on the lattice.
+    """Evaluates a function on the lattice {0, 1/degree, ..., 1}^dims.
 
     The function must return a scalar or pytree of scalars.
     """
     _checks.function("the value of the target", function)
-    points = jnp.asarray(lattice_points(degree, dims), jnp.result_type(float))
-    values = jax.vmap(function)(points.reshape(-1, dims))
+    axes = np.meshgrid(*[np.linspace(0.0, 1.0, degree + 1)] * dims, indexing="ij")
+    points = jnp.asarray(np.stack(axes, axis=-1).reshape(-1, dims), jnp.result_type(float))
+    values = jax.vmap(function)(points)
 
     def reshaped(leaf: jax.Array) -> jax.Array:
         if leaf.ndim != 1:
@@ -364,10 +359,9 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         return jax.tree.map(lambda leaf: BernsteinPolynomial(leaf, self.order), noisy)
 
     def _noisy(self, output: Value) -> PyTree:
-        def is_polynomial(x: object) -> bool:
-            return isinstance(x, BernsteinPolynomial)
-
-        return jax.tree.map(lambda x: x.values, output, is_leaf=is_polynomial)
+        return jax.tree.map(
+            lambda x: x.values, output, is_leaf=lambda x: isinstance(x, BernsteinPolynomial)
+        )
 
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool

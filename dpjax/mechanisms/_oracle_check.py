@@ -119,12 +119,9 @@ class OracleCheck(SensitivityMechanism):
         self.counting._check_value(jax.ShapeDtypeStruct(self.expected.mean.shape, jnp.int32))
 
     def _check_records(self, value: Value) -> None:
-        n = self.sensitivity.n
-        if {leaf.shape[:1] for leaf in jax.tree.leaves(value)} != {(n,)}:
-            raise ValueError(
-                f"value must be arrays with a common leading axis of n={n} records, got"
-                f" {_checks.described(value)}"
-            )
+        if _checks.count_records("value", value) != self.sensitivity.n:
+            described = _checks.described(value)
+            raise ValueError(f"value must have n={self.sensitivity.n} records, got {described}")
 
     def _frozen(self, value: TreeSpec) -> Self:
         arrays = value.tree()

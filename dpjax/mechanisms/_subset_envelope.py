@@ -310,13 +310,7 @@ class SubsetEnvelope(SensitivityMechanism):
         selection._check_value(jax.ShapeDtypeStruct((self.candidates,), jnp.int32))
 
     def _check_records(self, value: Value) -> None:
-        sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(value)}
-        if len(sizes) != 1 or () in sizes:
-            raise ValueError(
-                "value must be arrays with a common leading axis of n records, got"
-                f" {_checks.described(value)}"
-            )
-        ((n,),) = sizes
+        n = _checks.count_records("value", value)
         if n < self.design.blocks:
             raise ValueError(
                 f"value must have at least as many records as blocks={self.design.blocks}, got {n}"

@@ -17,7 +17,7 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax._running._devices import compilation, devices_of, outside_any_mesh
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import Program
+from dpjax._tracing._programs import Program, check_concrete
 from dpjax.population._laws import OneOrSeveral
 from dpjax.population._posterior import Draws, Posterior
 from dpjax.population._world import Model, NumberOfRecords, World
@@ -238,11 +238,7 @@ def _computed(
     if chunk_size is not None:
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     program = Program.trace("model", function, jax.ShapeDtypeStruct((), key.dtype), {})
-    if not program.is_concrete:
-        raise TypeError(
-            "model must not close over a traced value, because simulation_bank runs on the "
-            "host: call simulation_bank outside of jit and vmap"
-        )
+    check_concrete("model", "call simulation_bank", program)
     cell = fingerprint_of_cell(())
     words = words_of_cells([cell], np.arange(draws))
     part = _Whole("simulations", cell.hex(), program, outputs_of(program.outputs), words)

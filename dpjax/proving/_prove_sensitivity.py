@@ -33,7 +33,7 @@ from dpjax._core._records import PaddedRecords, shapes_of_columns
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import Program
+from dpjax._tracing._programs import Program, check_concrete
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
@@ -312,10 +312,7 @@ def _refuse_rounded(target: object) -> None:
 def traced(target: Target, specs: Database, public: RecordBounds) -> Program:
     """Returns the program of the target composed with the clamp of its records."""
     program = Program.trace("target", public.enforced_on(target), specs)
-    if not program.is_concrete:
-        raise TypeError(
-            "target closes over a traced value. Call prove_sensitivity outside of jit and vmap"
-        )
+    check_concrete("target", "call prove_sensitivity", program)
     return program
 
 

@@ -43,13 +43,7 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
         [True, True, False, False]
     """
     found = columns("database", database)
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(found)}
-    if len(sizes) != 1 or () in sizes:
-        raise ValueError(
-            "database must be arrays with a common leading axis of n records, got"
-            f" {_checks.described(found)}"
-        )
-    ((n,),) = sizes
+    n = _checks.count_records("database", found)
     capacity = check_capacity(capacity, n)
 
     def padded(leaf: ArrayLike) -> np.ndarray:

@@ -27,7 +27,7 @@ from dpjax._core._values import (
 )
 from dpjax._tracing._contents import contents_of, functions_of_the_user
 from dpjax._tracing._host_calls import host_errors
-from dpjax._tracing._programs import Program, Unchanging, apart, evaluate_alone
+from dpjax._tracing._programs import Program, Unchanging, apart, check_concrete, evaluate_alone
 from dpjax.proving._operations import runs_on_cpu_only
 from dpjax.random._keys import check_key
 from dpjax.release._database import released_records
@@ -441,11 +441,7 @@ def _check_platform(records: Database, *, convolves: bool = False) -> None:
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
     program = Program.trace("target", as_released(target, sensitivity), records.tree())
-    if not program.is_concrete:
-        raise TypeError(
-            "target closes over a traced value, so it cannot be the target of the sensitivity: "
-            "call privatize outside of jit and vmap"
-        )
+    check_concrete("target", "call privatize", program)
     if program.fingerprint != sensitivity.target:
         raise ValueError(
             "target must be the target that was sampled or proved, but its traced program, a "

@@ -10,7 +10,7 @@ from dpjax._running._devices import outside_any_mesh
 from dpjax._running._progress import wait_for
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._host_calls import host_errors
-from dpjax._tracing._programs import kept_jit
+from dpjax._tracing._programs import check_concrete, kept_jit
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import difference, flat
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
@@ -89,11 +89,7 @@ def noise_shape(
     key = sampling_key(key)
     _checks.host_only("noise_shape", key, "a shape that was made before")
     pair = RandomPair.trace(key, target, oracle, n=n, norm="l2", positions="average")
-    if not pair.is_concrete:
-        raise TypeError(
-            "target or oracle closes over a traced value, but noise_shape runs on the"
-            " host: call noise_shape outside of jit and vmap"
-        )
+    check_concrete("target or oracle", "call noise_shape", *pair.programs)
     size = sum(leaf.size for leaf in pair.target.outputs.leaves)
     if size > MOST_COORDINATES:
         raise ValueError(f"target must have at most {MOST_COORDINATES} coordinates, got {size}")

@@ -18,7 +18,7 @@ from dpjax._core._values import Sensitivity, Target
 from dpjax._exact._numerics import is_float, sum_up
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching
-from dpjax._tracing._programs import Program
+from dpjax._tracing._programs import Program, check_concrete
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._plan import point_of_each
@@ -158,12 +158,7 @@ def record_bound(
 
 
 def _check_row(rows: Program, target: Program) -> None:
-    for program in (rows, target):
-        if not program.is_concrete:
-            raise TypeError(
-                "target and row must not close over traced values: call record_bound outside of "
-                "jit and vmap"
-            )
+    check_concrete("target or row", "call record_bound", rows, target)
     shapes = [leaf.shape for leaf in rows.outputs.leaves]
     if len(shapes) != 1 or len(shapes[0]) != 1 or not is_float(rows.outputs.leaves[0]):
         raise ValueError(f"row must return floats of shape (d,), got {rows.outputs}")

@@ -14,7 +14,7 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee
 from dpjax._running._devices import Device, fitting
-from dpjax._tracing._programs import Program
+from dpjax._tracing._programs import Program, check_concrete
 from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts, run
 from dpjax.random._chacha20 import generates_words
 from dpjax.random._keys import forwards_key
@@ -275,11 +275,7 @@ def _trace(
     key_spec = jax.ShapeDtypeStruct((), key.dtype)
     values = {axis.name: axis.spec_of_value() for axis in traced}
     program = Program.trace("function", of_a_cell, key_spec, values)
-    if not program.is_concrete:
-        raise TypeError(
-            "function must not close over a traced value, because sweep runs on the host: call "
-            "sweep outside of jit and vmap"
-        )
+    check_concrete("function", "call sweep", program)
     # The program is hashed here, before the next part is traced, because the function may then
     # write to an array that it closes over.
     _ = program.fingerprint
