@@ -37,7 +37,7 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
     return np.promote_types(np.dtype(dtype), np.float32)
 
 
-def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
+def is_float(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
     """Whether the dtype of an array is a float."""
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 

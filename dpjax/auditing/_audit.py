@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, Release, guarantee_in
-from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper, is_float
+from dpjax._exact._numerics import is_float
 from dpjax.auditing._events import ChosenEvent, Event, Experiment, Question, choose
 from dpjax.auditing._outputs import SamplePlan, Sampler, exact_numbers, lowest_set_bit, matrices
 from dpjax.auditing._scores import Evidence, propose
@@ -402,7 +402,7 @@ def _audit_pair(
     # The number of outputs in each event, for each value; shape (2, events).
     hits = np.stack(found)
     bounds = [
-        _limits(choice, hits[:, i], trials, part * error, question)
+        _bound(choice, hits[:, i], Experiment(question, part * error, trials))
         for i, (choice, part) in enumerate(zip(choices, _parts(len(choices)), strict=True))
     ]
     best = max(range(len(bounds)), key=lambda i: bounds[i][0])
@@ -435,16 +435,13 @@ def _parts(count: int) -> list[float]:
     return [1 - _LATER * rest, *[_LATER] * rest]
 
 
-def _limits(
-    choice: ChosenEvent, hits: np.ndarray, trials: int, error: float, question: Question
+def _bound(
+    choice: ChosenEvent, hits: np.ndarray, experiment: Experiment
 ) -> tuple[float, float, float]:
     """Returns the bound that follows from an event, and the limits of its two probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # Each of the two limits is wrong with at most its fraction of the error probability. So the
-    # probability that one of them is wrong is at most the error probability.
-    lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
-    upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
-    return max(0.0, float(question.answer(lower, upper))), lower, upper
+    bound, lower, upper = map(float, experiment.answer(likelier, other, choice.share))
+    return max(0.0, bound), lower, upper
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:

@@ -106,11 +106,16 @@ class Experiment:
 
     def answer(
         self, likelier: ArrayLike, other: ArrayLike, share: float = 0.5, caution: float = 1.0
-    ) -> np.ndarray:
-        """Returns the bound that follows from the counts of an event under the two values."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the bound that follows from the counts of an event, and the two limits.
+
+        The limits are a lower limit of the event's probability under the likelier value, and an
+        upper limit under the other value. Each limit is wrong with at most its share of the error
+        probability. So the probability that one of them is wrong is at most the error probability.
+        """
         lower = clopper_pearson_lower(likelier, self.trials, share * self.error / caution)
         upper = clopper_pearson_upper(other, self.trials, (1 - share) * self.error / caution)
-        return self.question.answer(lower, upper)
+        return self.question.answer(lower, upper), lower, upper
 
 
 def choose(
@@ -161,11 +166,11 @@ def _best(tallies: list[_Tally], experiment: Experiment, caution: float) -> Chos
 
 def _best_threshold(tally: _Tally, experiment: Experiment, caution: float) -> ChosenEvent:
     orders = tally.counts, tally.counts[::-1]
-    promises = np.stack([experiment.answer(*counts, caution=caution) for counts in orders])
+    promises = np.stack([experiment.answer(*counts, caution=caution)[0] for counts in orders])
     best = np.unravel_index(np.argmax(promises), promises.shape)
     swapped, side, position = (int(index) for index in best)
     likelier, other = orders[swapped][:, side, position]
-    shares = [float(experiment.answer(likelier, other, share)) for share in _SHARES]
+    shares = [float(experiment.answer(likelier, other, share)[0]) for share in _SHARES]
     at_least, threshold = side == 0, float(tally.thresholds[position])
     return ChosenEvent(
         Event(

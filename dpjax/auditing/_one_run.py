@@ -94,7 +94,12 @@ def one_run_epsilon(
     if losses == "gaussian":
         if delta == 0:
             raise ValueError("delta must be above 0 for losses='gaussian', got 0")
-        return _epsilon_of_shift(_refuted_shift(m, r, v, p), delta)
+
+        def refuted(mu: float) -> bool:
+            return least_mass(m, r, v, p, mu) > 1 + _ROUNDING
+
+        shift = bisect(refuted, 0.0, _MOST_SHIFT)[0] if refuted(0.0) else 0.0
+        return _epsilon_of_shift(shift, delta)
 
     if chance(m, r, v, 0.0, delta) >= p:
         return 0.0
@@ -113,15 +118,6 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     below = np.cumsum(binomial.pmf(np.arange(v - 1, -1, -1)))
     likelier = float(np.max(below / np.arange(1, v + 1)))
     return (float(binomial.sf(v - 1)) + 2 * m * delta * likelier) * (1 + _ROUNDING)
-
-
-def _refuted_shift(m: int, r: int, v: int, p: float) -> float:
-    """Returns the largest mu that v right guesses refute at level p, rounded down; 0 if none."""
-
-    def refuted(mu: float) -> bool:
-        return least_mass(m, r, v, p, mu) > 1 + _ROUNDING
-
-    return bisect(refuted, 0.0, _MOST_SHIFT)[0] if refuted(0.0) else 0.0
 
 
 def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:

@@ -340,11 +340,6 @@ class Sampler:
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)
 
-    @property
-    def has_log_prob(self) -> bool:
-        """Whether the mechanism states its distribution by `log_prob`."""
-        return hasattr(self.mechanism, "log_prob")
-
     def plan(self, key: Key, value: Value, neighbor: Value, samples: int) -> SamplePlan:
         """Divides the samples among their purposes. Refuses outputs that cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))

@@ -42,9 +42,11 @@ class Evidence:
 
 def propose(evidence: Evidence) -> Iterator[Score]:
     """Yields all scores, with the simplest descriptions first."""
-    if evidence.sampler.has_log_prob:
+    if hasattr(evidence.sampler.mechanism, "log_prob"):
         yield _likelihood_ratio(evidence)
-    chosen = features.coordinates(evidence.here, _importance(evidence), _COORDINATES)
+    gaps = _gaps(evidence)
+    directions = _shifts(evidence) if gaps is None else gaps
+    chosen = features.coordinates(evidence.here, list(map(np.abs, directions)), _COORDINATES)
     for coordinate in chosen:
         yield _number(coordinate.name, lambda x, c=coordinate: c(x).astype(float))
     yield _number("count of NaN", _count_nan)
@@ -179,12 +181,6 @@ def _projection(directions: list[np.ndarray]) -> Callable[[Value], np.ndarray]:
         return np.sum(terms, axis=0, dtype=float)
 
     return evaluate
-
-
-def _importance(evidence: Evidence) -> list[np.ndarray]:
-    """Estimates how well each number of an output distinguishes the two values."""
-    gaps = _gaps(evidence)
-    return [np.abs(direction) for direction in (_shifts(evidence) if gaps is None else gaps)]
 
 
 def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | None:

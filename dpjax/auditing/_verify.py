@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Norm, Release
+from dpjax._exact._numerics import is_float
 from dpjax.auditing._audit import AuditResult, Pair, Pairs, as_clamped, audit, claim_of
 from dpjax.sensitivity._norms import distance
 
@@ -66,7 +66,7 @@ def double_moves(
     if len(pairs) > _MOST_PAIRS:
         chosen = np.random.default_rng(seed).choice(len(pairs), _MOST_PAIRS, replace=False)
         pairs = [pairs[i] for i in chosen.tolist()]
-    floats = [_is_float(leaf) for leaf in jax.tree.leaves(value)]
+    floats = [is_float(leaf) for leaf in jax.tree.leaves(value)]
     return [
         (
             f"{_name(value, pair[0][0])} and {_name(value, pair[1][0])} moved",
@@ -93,7 +93,7 @@ def _steps(norm: Norm, most: float, value: Value, neighbor: Value) -> list[tuple
         step = most / unit * (1 - ROUNDING_OF_DISTANCE / 4)
         if norm == "hamming":
             step = spreads[place[0]] or 1.0
-        if not _is_float(leaves[place[0]]):
+        if not is_float(leaves[place[0]]):
             step = math.floor(step * (1 + ROUNDING_OF_DISTANCE))
         if step:
             found.append((place, step))
@@ -105,7 +105,7 @@ def _moved(value: Value, steps: dict[_Place, float]) -> Value:
     leaves = [np.array(leaf) for leaf in leaves]
     for (leaf, index), step in steps.items():
         flat = leaves[leaf].reshape(-1)
-        if _is_float(flat):
+        if is_float(flat):
             flat[index] += np.asarray(step, flat.dtype)
         elif flat.dtype == bool:
             flat[index] ^= True
@@ -119,10 +119,6 @@ def _name(value: Value, place: _Place) -> str:
     path, leaf = jax.tree_util.tree_leaves_with_path(value)[place[0]]
     inside = np.unravel_index(place[1], np.shape(leaf))
     return f"value{jax.tree_util.keystr(path)}" + "".join(f"[{i}]" for i in inside)
-
-
-def _is_float(leaf: ArrayLike) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
 
 
 def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
@@ -140,7 +136,7 @@ def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
         The name of the kind, and a pytree with a leading axis.
     """
     leaves, structure = jax.tree.flatten(value)
-    for name in _STRANGE if any(map(_is_float, leaves)) else _STRANGE_INTEGERS:
+    for name in _STRANGE if any(map(is_float, leaves)) else _STRANGE_INTEGERS:
         yield name, jax.tree.unflatten(structure, _batches(leaves, _STRANGE[name], count))
 
 

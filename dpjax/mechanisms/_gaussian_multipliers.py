@@ -27,6 +27,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._types import Scalar
 from dpjax._exact._numerics import bisect, compute_dtype, legendre_rule
+from dpjax.random._grid_fit import largest_epsilon
 from dpjax.random._noise import GAUSSIAN
 
 _NODES = 100
@@ -70,9 +71,7 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
     if lattice is None or delta > _LARGEST_DELTA:
         return None
     numbers = _MOST_NUMBERS if dims is None else dims
-    missed = numbers * lattice.certificate.delta
-    # The same formula as in `Calibration.largest_epsilon`.
-    largest = math.log(min(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
+    largest = float(largest_epsilon(numbers * lattice.certificate.delta, delta))
     if not largest > 0 or analytic_multiplier(largest, delta) > multiplier:
         return None
     low, high = 0.0, largest

@@ -244,11 +244,15 @@ class Calibration:
 
     def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
         """The largest epsilon for which the reserved delta is enough; below 0 if there is none."""
-        # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this must cover
-        # (1 + e^epsilon) * missed, which is at most 2 e^epsilon * missed. This condition bounds
-        # e^epsilon. The result is the logarithm of the bound.
-        missed = self.coordinates * lattice.certificate.delta
-        return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
+        return largest_epsilon(self.coordinates * lattice.certificate.delta, delta, numpy)
+
+
+def largest_epsilon(missed: Scalar, delta: _Number, numpy: ModuleType = np) -> _Number:
+    """Returns the largest epsilon at which a part of delta covers the probability `missed`."""
+    # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this must cover (1 +
+    # e^epsilon) * missed, which is at most 2 e^epsilon * missed. This condition bounds e^epsilon.
+    # The result is the logarithm of the bound.
+    return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
 def _power(exponent: Any, dtype: DTypeLike, numpy: ModuleType) -> Any:

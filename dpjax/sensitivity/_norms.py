@@ -80,7 +80,8 @@ def norm_function(norm: Norm) -> Callable[[Value], jax.Array]:
 
 def traced_norm(norm: Norm, value: Value) -> Program:
     """Traces a norm for differences of values of these shapes and dtypes."""
-    return Program.trace("norm", norm_function(norm), shapes_of_difference(value))
+    moved = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)), value)
+    return Program.trace("norm", norm_function(norm), moved)
 
 
 def check_norm(sensitivity: Sensitivity) -> None:
@@ -139,11 +140,6 @@ def difference(value: Value, other: Value) -> Value:
         return jnp.where(x > y, magnitude, -magnitude)
 
     return jax.tree.map(of_leaves, value, other)
-
-
-def shapes_of_difference(value: Value) -> Value:
-    """Returns the shapes and dtypes of the difference of two values of this form."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)), value)
 
 
 def distance(norm: Norm, value: Value, other: Value) -> jax.Array:

@@ -30,8 +30,8 @@ separate databases, because the sampler never draws the whole databases of a sum
 
 import json
 import math
+import operator
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -353,19 +353,16 @@ class _ProbesOfSum:
                 largest = {name: float(np.asarray(x).max()) for name, x in numbers.items()}
                 found |= Findings()._replace(**largest)
                 if start < LEAST_ALONE:
-                    first = partial(_first_of_all, min(LEAST_ALONE - start, left))
-                    alone = _moved_alone(plan.pair, *jax.tree.map(first, kept))
+                    first = slice(min(LEAST_ALONE - start, left))
+                    # The reshape joins the axes of devices and chunks.
+                    rows = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), kept)
+                    alone = _moved_alone(plan.pair, *jax.tree.map(operator.itemgetter(first), rows))
                     found |= Findings(alone=alone)
                 done(min(left, together))
         if plan.pair.positions != "last" or plan.pair.two_records is not None:
             elsewhere = []  # A sum treats all positions alike, so the positions need no test.
         self._found = found._replace(elsewhere={"sum": tuple(elsewhere)})
         return self._found
-
-
-def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
-    """Returns the first `most` databases, after joining the axes of devices and chunks."""
-    return np.asarray(x).reshape(-1, *x.shape[2:])[:most]
 
 
 @kept_jit("pair", "kept", "devices")
