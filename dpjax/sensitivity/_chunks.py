@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from dpjax._core._types import Database, PyTree, Value
+from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._running._devices import AXIS, Device, Layout, row_of, within
 from dpjax._tracing._host_calls import Role, sampled
 from dpjax._tracing._lanes import touching
@@ -224,17 +224,14 @@ def compute_chunks(
         for d, chunk in zip(layout.local, chunks, strict=True)
     ]
     with within(layout.local_mesh):
-        return _compiled_step(
-            block,
-            key,
-            np.uint32(position),
-            np.array(work, np.uint32),
-            rotations,
-            pair=pair,
-            size=layout.size,
-            mesh=layout.local_mesh,
-            probing=probing,
-        )
+        work = np.array(work, np.uint32)
+        settings = _settings(layout, pair, probing)
+        return _compiled_step(block, key, np.uint32(position), work, rotations, **settings)
+
+
+def _settings(layout: Layout, pair: RandomPair, probing: Probing) -> dict[str, Any]:
+    """Returns the static arguments of `_compiled_step`."""
+    return {"pair": pair, "size": layout.size, "mesh": layout.local_mesh, "probing": probing}
 
 
 @functools.lru_cache(128)
@@ -257,17 +254,8 @@ def bytes_of_a_chunk(
     resolutions: Any = spec((count,))
     rotations = np.zeros(count * probing.rows, np.int32) if probing.kept else None
     with within(mesh):
-        lowered = _compiled_step.lower(
-            Block(rows, resolutions),
-            key,
-            np.uint32(0),
-            np.zeros((count, 3), np.uint32),
-            rotations,
-            pair=pair,
-            size=layout.size,
-            mesh=mesh,
-            probing=probing,
-        )
+        arrays = Block(rows, resolutions), key, np.uint32(0), np.zeros((count, 3), np.uint32)
+        lowered = _compiled_step.lower(*arrays, rotations, **_settings(layout, pair, probing))
         memory: Any = lowered.compile().memory_analysis()
     kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.temp_size_in_bytes + kept
@@ -277,41 +265,28 @@ def bytes_of_a_chunk(
 def _compiled_step(
     *arrays: Any, pair: RandomPair, size: int, mesh: Mesh | None, probing: Probing
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """Runs `_chunk_step` on every device of a mesh.
+    """Computes one chunk on every device of a mesh.
 
-    Block, work and rotations are sharded over the mesh.
+    Block, work and rotations are sharded over the mesh. The work of a device is one row, which
+    contains the chunk's first pair, its number of pairs, and its row in the block.
     """
-    step = partial(_chunk_step, pair=pair, size=size, probing=probing)
+
+    def step(
+        block: Block, key: Key, position: jax.Array, work: jax.Array, rotations: jax.Array | None
+    ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
+        start, count, place = work[0]
+        distances, resolutions, probed = chunk_distances(
+            key, start, position, rotations, pair=pair, size=size, probing=probing
+        )
+        # Every chunk has the same size, even the last one. Another size would need another compiled
+        # program, which may round differently.
+        places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
+        new = jnp.where(places < count, distances, jnp.inf)[None]
+        coarsest = jnp.max(resolutions)[None]
+        rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
+        return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest, probed
+
     return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD, SPREAD))(*arrays)
-
-
-def _chunk_step(
-    block: Block,
-    key: jax.Array,
-    position: jax.Array,
-    work: jax.Array,
-    rotations: jax.Array | None,
-    *,
-    pair: RandomPair,
-    size: int,
-    probing: Probing,
-) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """Computes one chunk on one device.
-
-    `work` has one row, which contains the chunk's first pair, its number of pairs, and its row in
-    the block.
-    """
-    start, count, place = work[0]
-    distances, resolutions, probed = chunk_distances(
-        key, start, position, rotations, pair=pair, size=size, probing=probing
-    )
-    # Every chunk has the same size, even the last one. Another size would need another compiled
-    # program, which may round differently.
-    places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
-    new = jnp.where(places < count, distances, jnp.inf)[None]
-    coarsest = jnp.max(resolutions)[None]
-    rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
-    return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest, probed
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
