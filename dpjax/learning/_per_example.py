@@ -26,12 +26,8 @@ from dpjax._tracing import _walks
 from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching
-from dpjax._tracing._programs import (
-    configuration,
-    needs_no_values,
-    refuse_outside_code,
-    with_own_arrays,
-)
+from dpjax._tracing._own_arrays import with_own_arrays
+from dpjax._tracing._programs import configuration, needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))

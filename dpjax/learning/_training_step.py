@@ -22,7 +22,8 @@ from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._tracing import _walks
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import configuration, kept_jit, with_own_arrays
+from dpjax._tracing._own_arrays import with_own_arrays
+from dpjax._tracing._programs import configuration, kept_jit
 from dpjax.learning._clipping import ClippedGradients
 from dpjax.learning._correlated_noise import correlated_average
 from dpjax.learning._gaussian_noise import CorrelatedNoiseState, NoiseState, noisy_average

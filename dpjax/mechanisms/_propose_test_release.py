@@ -17,7 +17,8 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, outward
-from dpjax.mechanisms._noisy_arrays import as_number, noise_quantile
+from dpjax.mechanisms._noise_intervals import noise_quantile
+from dpjax.mechanisms._noisy_arrays import as_number
 from dpjax.mechanisms._smooth_quantile import (
     OrderedRecords,
     QuantileMechanism,

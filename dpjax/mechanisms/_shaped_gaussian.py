@@ -14,7 +14,8 @@ from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
 from dpjax.mechanisms._additive import gaussian
-from dpjax.mechanisms._noisy_arrays import ArrayOrShape, CoordinatewiseMechanism, around_noise
+from dpjax.mechanisms._noise_intervals import around_noise
+from dpjax.mechanisms._noisy_arrays import ArrayOrShape, CoordinatewiseMechanism
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import Noise
 from dpjax.sensitivity._shaped_norm import NoiseShape

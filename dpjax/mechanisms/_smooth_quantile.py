@@ -31,7 +31,8 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_to_grid
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, count_below, outward
-from dpjax.mechanisms._noisy_arrays import as_number, noise_quantile
+from dpjax.mechanisms._noise_intervals import noise_quantile
+from dpjax.mechanisms._noisy_arrays import as_number
 from dpjax.mechanisms._start import begin, check_one_array
 from dpjax.random._grid_fit import GridFit
 from dpjax.random._noise import LAPLACE

@@ -27,7 +27,7 @@ import scipy
 
 from dpjax._core._accuracy import Ends, intervals_of
 from dpjax._core._types import PyTree, Value
-from dpjax.mechanisms._noisy_arrays import OUTWARD_QUANTILE, as_floats, noise_bounds
+from dpjax.mechanisms._noise_intervals import OUTWARD_QUANTILE, as_floats, noise_bounds
 from dpjax.queries._bernstein import moments_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import Moments

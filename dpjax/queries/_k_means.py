@@ -22,7 +22,7 @@ from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensitivity
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
-from dpjax.mechanisms._noisy_arrays import noise_bounds
+from dpjax.mechanisms._noise_intervals import noise_bounds
 from dpjax.queries._intervals import _quotient
 from dpjax.queries._missing import complete, drops_missing
 from dpjax.queries._moments import public_ball

@@ -16,7 +16,7 @@ from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._noisy_arrays import as_floats
+from dpjax.mechanisms._noise_intervals import as_floats
 from dpjax.queries._private_quantiles import _estimates
 from dpjax.queries._query import Query
 from dpjax.queries._rank_search import Ranks

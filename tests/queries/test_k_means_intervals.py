@@ -11,7 +11,7 @@ import scipy
 
 import dpjax
 from dpjax import queries
-from dpjax.mechanisms._noisy_arrays import noise_bounds
+from dpjax.mechanisms._noise_intervals import noise_bounds
 from dpjax.queries._k_means import _of_clusters
 
 ARRAY = {"scale": 5.0, "step": 1.0, "whole": True}
