@@ -307,8 +307,6 @@ class PrivateWeightedMajority(SensitivityMechanism):
     learning_rate: Scalar = down()
     steps: int = static()
 
-    norm = staticmethod(replaced_steps)
-
     @property
     def choice(self) -> SelectionMechanism:
         """The exponential mechanism of each step, on the negative losses in units of their grid."""

@@ -16,7 +16,7 @@ from jax.scipy.special import logsumexp
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
@@ -81,11 +81,6 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
     monotone: bool = static()
 
     _scale_name = "scale of the noise of a query"
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity: "linf"."""
-        return "linf"
 
     @property
     def _lattice(self) -> Lattice | None:

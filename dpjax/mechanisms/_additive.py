@@ -39,7 +39,6 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
         scale: the scale of the noise, in the units of the value.
-        norm: the norm in which the sensitivity is measured.
         noise: the distribution at scale 1.
         dims: the number of coordinates that a value must have; None for any number.
 
@@ -51,7 +50,6 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     epsilon: Scalar = up()
     delta: Scalar = up()
     scale: Scalar
-    norm: Norm = static()
     noise: Noise = static()
     dims: int | None = static(default=None)
     _scales = ("scale",)
@@ -193,7 +191,7 @@ def additive(
     scale = sensitivity.value * unit
     if not _checks.is_traced(scale) and not math.isfinite(scale):
         raise ValueError(f"epsilon={epsilon} is too small: the scale of the noise overflows")
-    return made(AdditiveMechanism, sensitivity, epsilon, delta, scale, norm, noise, dims)
+    return made(AdditiveMechanism, sensitivity, epsilon, delta, scale, noise, dims)
 
 
 def laplace(

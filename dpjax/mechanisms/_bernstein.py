@@ -312,7 +312,6 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     order: int = static()
     noise: Noise = static(default=LAPLACE)
     _is_mapped = True
-    norm = "linf"
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:

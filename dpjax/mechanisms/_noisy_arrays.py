@@ -224,7 +224,6 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     Attributes:
         sensitivity: the sensitivity of the arrays that get noise.
         epsilon: the epsilon of the guarantee.
-        norm: the norm in which the sensitivity is measured.
         noise: the distribution at scale 1.
         scale: the scale of the noise.
 
@@ -232,7 +231,6 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         None of its own.
     """
 
-    norm: Any
     noise: Noise
     scale: Any
     _is_mapped: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from dpjax._core import _checks
 from dpjax._core._computing_now import computing_now
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
-from dpjax._core._values import Norm, Oracle, Scalar, Sensitivity
+from dpjax._core._values import Oracle, Scalar, Sensitivity
 from dpjax._tracing._lanes import program_of_a_number
 from dpjax._tracing._programs import Program, kept_jit
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
@@ -97,11 +97,6 @@ class OracleCheck(SensitivityMechanism):
     score: Score = static()
     expected: _Expected = static()
     _calls_user = True
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity: "hamming"."""
-        return "hamming"
 
     @property
     def counting(self) -> AdditiveMechanism:

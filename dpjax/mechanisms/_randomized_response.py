@@ -12,7 +12,7 @@ import scipy
 from dpjax._core import _checks
 from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact._numerics import is_float
 from dpjax.mechanisms._start import begin, count, sum_over_leaves
 from dpjax.random._release import flipped_one_hot, in_range, keep_or_lie
@@ -23,7 +23,6 @@ class LocalMechanism(SensitivityMechanism):
     """A mechanism on arrays with one answer per person, which randomizes each answer separately."""
 
     categories: int
-    norm: Norm = "hamming"
 
     @property
     @abc.abstractmethod

@@ -18,7 +18,7 @@ from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._pair_loss import LogPmf, PairLoss
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax.mechanisms._noisy_arrays import ArrayOrShape, OnGrid, as_number, whole
 from dpjax.mechanisms._start import begin, check_noise, check_one_array
@@ -114,11 +114,6 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     log_base: tuple[float, ...] | None = static(default=None)
     count: int = static(default=1)
     _is_single: ClassVar[bool] = True
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity: "linf", "range", or `sum_of_group_maxima` for groups."""
-        return self.sensitivity.norm
 
     @property
     def _by_group(self) -> bool:

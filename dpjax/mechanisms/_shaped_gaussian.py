@@ -35,7 +35,6 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
         scale: the scale of the noise in A^-1 f.
-        norm: the `NoiseShape`, which contains A.
         noise: the distribution at scale 1.
 
     Formal guarantees:
@@ -46,7 +45,6 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     epsilon: Scalar = up()
     delta: Scalar = up()
     scale: Scalar
-    norm: Norm = static()
     noise: Noise = static()
     _is_mapped = True
 
@@ -205,4 +203,4 @@ def shaped_gaussian(
     isotropic = gaussian(dataclasses.replace(sensitivity, norm="l2"), epsilon, delta, noise=noise)
     shaped = dataclasses.replace(isotropic.sensitivity, norm=sensitivity.norm)
     calibrated = isotropic.epsilon, isotropic.delta, isotropic.scale
-    return made(ShapedGaussianMechanism, shaped, *calibrated, sensitivity.norm, isotropic.noise)
+    return made(ShapedGaussianMechanism, shaped, *calibrated, isotropic.noise)

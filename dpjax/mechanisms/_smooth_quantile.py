@@ -26,7 +26,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import down, made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_to_grid
 from dpjax._exact._limbs import Limbs
@@ -134,7 +134,6 @@ class QuantileMechanism(SensitivityMechanism):
     delta: Scalar
     lower: float
     upper: float
-    norm: Norm = "hamming"
 
     def _check_value(self, value: Value) -> None:
         check_one_array(value, "records, shape (n,)")

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
-from dpjax._core._values import Norm, Scalar, Sensitivity, Target
+from dpjax._core._values import Scalar, Sensitivity, Target
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._lanes import program_of_a_number
 from dpjax._tracing._programs import Program
@@ -233,7 +233,6 @@ class SubsetEnvelope(SensitivityMechanism):
     upper: float = static()
     candidates: int = static()
     _calls_user = True
-    norm: ClassVar[Norm] = "hamming"
 
     @property
     def selection(self) -> SelectionMechanism:

@@ -25,7 +25,7 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
+from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.mechanisms._start import begin
@@ -133,11 +133,6 @@ class Mwem(SensitivityMechanism):
     rounds: int = static()
     records: int = static()
     replays: int = static()
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "linf"
 
     @property
     def selection(self) -> SelectionMechanism:

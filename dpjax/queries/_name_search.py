@@ -53,8 +53,6 @@ class NameSearch(SensitivityMechanism):
     width: int = static()
     capacity: int = static()
 
-    norm = staticmethod(changed_records)
-
     @property
     def zcdp(self) -> tuple[float, float]:
         """The zCDP cost of all levels together: rho = epsilon^2 / (2 width) and delta = 0."""

@@ -16,7 +16,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, Value
-from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._selection import (
@@ -98,11 +98,6 @@ class RankSearch(SensitivityMechanism):
     probabilities: tuple[Fraction, ...] = static()
     capacity: int = static()
     nearest: int = static(default=1)
-
-    @property
-    def norm(self) -> Norm:
-        """Returns the norm of the sensitivity."""
-        return "l1"
 
     @property
     def nodes(self) -> list[Node]:

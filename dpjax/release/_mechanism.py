@@ -24,6 +24,7 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
     Guarantee,
     NeighboringRelation,
+    Norm,
     Release,
     Scalar,
     Sensitivity,
@@ -45,7 +46,6 @@ class SensitivityMechanism(abc.ABC):
         sensitivity: the sensitivity that the noise is calibrated to.
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
-        norm: the norm in which the sensitivity is measured.
 
     Formal guarantees:
         A subclass promises that the releases of any two values within the sensitivity are
@@ -59,6 +59,11 @@ class SensitivityMechanism(abc.ABC):
     _calls_user: ClassVar[bool] = False  # Whether the mechanism contains a function of the user.
     # Names of fields that are proportional to the sensitivity.
     _scales: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def norm(self) -> Norm:
+        """The norm in which the sensitivity is measured."""
+        return self.sensitivity.norm
 
     @abc.abstractmethod
     def _draw(self, key: Key, value: Value) -> Value:

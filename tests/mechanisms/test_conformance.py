@@ -101,7 +101,7 @@ def _forgets_gamma(s, e):
 def _accepts_anything(s, e):
     if not isinstance(s, dpjax.Sensitivity):
         s = dpjax.Sensitivity(s, 0.0, 1.0, "l1", None)
-    return made(AdditiveMechanism, s, e, 0.0, s.value, "l1", LAPLACE)
+    return made(AdditiveMechanism, s, e, 0.0, s.value, LAPLACE)
 
 
 @frozen_pytree
