@@ -48,7 +48,10 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     tree = columns(name, database)
     leaves = jax.tree.leaves(tree, is_leaf=is_column)
     if not leaves:
-        _refuse_nothing(name, tree)
+        # If a column has a dtype that is refused, the error is about this column.
+        for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Refused)):
+            check_usable(leaf)
+        raise ValueError(f"{name} must contain at least one array, got {_checks.shown(tree)}")
     # This check comes first, because each number in a list of numbers is a leaf of the pytree, and
     # converting every leaf would take long.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf) and not is_column(leaf)):
@@ -78,13 +81,6 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
             )
         records = PaddedRecords(records.records, as_dtype(present, bool))
     return records, n
-
-
-def _refuse_nothing(name: str, tree: Database) -> None:
-    """Refuses a database without arrays. If it has a column of a refused dtype, names it."""
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Refused)):
-        check_usable(leaf)
-    raise ValueError(f"{name} must contain at least one array, got {_checks.shown(tree)}")
 
 
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:

@@ -206,7 +206,9 @@ def tree_to_json(tree: PyTree) -> Any:
     if hasattr(tree, "dtype") and hasattr(tree, "shape"):
         _checks.host_only("to_dict", tree, "the release as it is")
         _check_real(tree.dtype)
-        return _array_to_json(np.asarray(tree))
+        array = np.asarray(tree)
+        data = [_number_to_json(number) for number in array.ravel().tolist()]
+        return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
     if type(tree) is dict and all(isinstance(name, str) for name in tree):
         return {"dict": {name: tree_to_json(part) for name, part in tree.items()}}
     if type(tree) in (list, tuple):
@@ -233,11 +235,6 @@ def tree_from_json(stored: Any) -> PyTree:
     if kind == "dict":
         return {str(name): tree_from_json(part) for name, part in parts.items()}
     return {"list": list, "tuple": tuple}[kind](map(tree_from_json, parts))
-
-
-def _array_to_json(array: np.ndarray) -> dict[str, Any]:
-    data = [_number_to_json(number) for number in array.ravel().tolist()]
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def _array_from_json(stored: dict[str, Any]) -> jax.Array | np.ndarray:

@@ -206,13 +206,9 @@ def share_of_memory(devices: Collection[Device | None]) -> int:
     # XLA limits how much it allocates on an accelerator. It has no such limit for CPUs, which share
     # the memory of the host.
     stated = [(actual(device).memory_stats() or {}).get("bytes_limit") for device in devices]
-    return int(_SHARE * min(limit or _memory_of_the_host() / len(devices) for limit in stated))
-
-
-def _memory_of_the_host() -> float:
-    """Returns the memory of the machine in bytes, or the limit of its container if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(machine, _stated_in(_CONTAINER))
+    host = min(machine, _stated_in(_CONTAINER))
+    return int(_SHARE * min(limit or host / len(devices) for limit in stated))
 
 
 # The result is cached, because reading the file for every sample would take a noticeable fraction

@@ -156,8 +156,7 @@ class OracleCheck(SensitivityMechanism):
         Returns:
             A scalar.
         """
-        value = _checks.real_arrays("value", value)
-        self._check_value(value)
+        value = self._checked(value)
         return self.counting.log_prob(
             output.counts, _counts(self.score, self.expected.edges, value)
         )

@@ -254,8 +254,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return clamped_scores(scores) if is_float(scores) else scores
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        scores = _checks.real_arrays("value", value)
-        self._check_value(scores)
+        scores = self._checked(value)
         logits = self._logits(scores, self._calibration(scores))
         return log_prob_of_index(self.rule.log_pmf(logits), jnp.asarray(output))
 

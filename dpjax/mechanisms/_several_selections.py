@@ -140,8 +140,7 @@ class TopK(SelectionMechanism):
 
 def _log_prob_of_rows(mechanism: SelectionMechanism, output: Value, value: Value) -> jax.Array:
     """Returns the log probability that the options are selected in this order, in each row."""
-    scores = _checks.real_arrays("value", value)
-    mechanism._check_value(scores)
+    scores = mechanism._checked(value)
     calibration = mechanism._calibration(scores)
 
     def of_row(selected: jax.Array, row: jax.Array) -> jax.Array:

@@ -138,12 +138,6 @@ class QuantileMechanism(SensitivityMechanism):
     def _check_value(self, value: Value) -> None:
         check_one_array(value, "records, shape (n,)")
 
-    def _checked(self, value: Value) -> jax.Array:
-        """Converts records to an array. Refuses values of another structure or shape."""
-        records = _checks.real_arrays("value", value)
-        self._check_value(records)
-        return records
-
     def clamped(self, value: Value) -> Value:
         """The records after clamping to the bounds. NaN becomes the lower bound.
 

@@ -345,13 +345,11 @@ class SubsetEnvelope(SensitivityMechanism):
         Returns:
             Floats of shape (candidates,): multiples of 1/2.
         """
-        value = _checks.real_arrays("value", value)
-        self._check_value(value)
+        value = self._checked(value)
         return _compiled_scores(self._frozen(TreeSpec.of(value)), value)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        value = _checks.real_arrays("value", value)
-        self._check_value(value)
+        value = self._checked(value)
         scores, dtype = self._scores(value)
         found = self.selection.log_prob(output.index, scores)
         middle = self._middles(dtype)[jnp.clip(output.index, 0, self.candidates - 1)]

@@ -117,8 +117,7 @@ class NameSearch(SensitivityMechanism):
             terms = jnp.where(asked, log_prob_of_count(noisy, counts), otherwise)
             return self._descend(noisy, places), jnp.sum(terms)
 
-        value = _checks.real_arrays("value", value)
-        self._check_value(value)
+        value = self._checked(value)
         codes = self.clamped(value)
         noisy = _checks.real_arrays("output", output).reshape(self.width, -1)
         _, terms = lax.scan(level, self._root(codes), (noisy, codes.T))

@@ -224,6 +224,12 @@ class SensitivityMechanism(abc.ABC):
         """Refuses values of a shape or dtype that the mechanism does not accept."""
         del value  # By default, all values are accepted.
 
+    def _checked(self, value: Value) -> Value:
+        """Converts a value to arrays that the mechanism accepts."""
+        arrays = _checks.real_arrays("value", value)
+        self._check_value(arrays)
+        return arrays
+
     @property
     def _is_exact(self) -> bool:
         """Whether the noise is exact. Noise in floats carries no guarantee."""

@@ -229,7 +229,8 @@ def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array)
     """
 
     def count(index: jax.Array) -> jax.Array:
-        patterns = _patterns(_block(distances, index)).reshape(_GROUP, -1)
+        block = lax.dynamic_slice(distances, (index * _BLOCK,), (_BLOCK,))
+        patterns = _patterns(block).reshape(_GROUP, -1)
         below = (patterns < first).astype(jnp.uint32)
         # The subtraction is unsigned, so patterns below the first pattern wrap around to large
         # numbers.
@@ -248,10 +249,6 @@ def _count_below(
     below_both = below + jnp.sum(groups >> 16, dtype=jnp.uint32)
     in_rest = [jnp.sum(rest < pattern, dtype=jnp.uint32) for pattern in (first, second)]
     return jnp.stack([below, below_both]) + jnp.stack(in_rest)
-
-
-def _block(distances: jax.Array, index: jax.Array) -> jax.Array:
-    return lax.dynamic_slice(distances, (index * _BLOCK,), (_BLOCK,))
 
 
 def _gather(

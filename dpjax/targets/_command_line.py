@@ -240,7 +240,9 @@ class _Program:
     def __call__(self, database: Database) -> Value:
         specs = jax.tree.leaves(self.output)
         numbers = NumbersRead([_kind(spec) for spec in specs for _ in range(spec.size)])
-        self._run(_csv(database).encode(), numbers)
+        columns = [_text(np.asarray(leaf)) for leaf in jax.tree.leaves(database)]
+        table = "".join(",".join(record) + "\n" for record in np.hstack(columns))
+        self._run(table.encode(), numbers)
         return jax.tree.map(functools.partial(_next_numbers, iter(numbers.all())), self.output)
 
     def _run(self, table: bytes, numbers: NumbersRead) -> None:
@@ -278,11 +280,6 @@ def _files(arguments: tuple[str, ...]) -> dict[str, str]:
         with open(path, "rb") as file:
             hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
-
-
-def _csv(database: Database) -> str:
-    columns = [_text(np.asarray(leaf)) for leaf in jax.tree.leaves(database)]
-    return "".join(",".join(record) + "\n" for record in np.hstack(columns))
 
 
 def _text(array: np.ndarray) -> np.ndarray:
