@@ -84,6 +84,7 @@ _KERNEL = "convolve records, as the batch, with a public kernel"
 _MATRIX = "release the matrix, for example x.T @ x, and decompose or solve what was released"
 _WAVES = "multiply by a public matrix, for example x @ numpy.cos(angles) and x @ numpy.sin(angles)"
 _LOGARITHMS = "add up logarithms, as by jnp.exp(jnp.log(x).sum())"
+_POINTS = "interpolate the function on the records between public points by jnp.interp"
 _SCORES = "release the scores, or use dpjax.exponential"
 _TOTAL_ORDER = COMPARISON._replace(undone=True)
 _LOOKUP = PLACES._replace(dropped=True)
@@ -203,6 +204,7 @@ OPERATIONS: dict[str, Operation] = {
     "pure_callback": Operation(remedy="write it in JAX"),
     "fft": Operation(remedy=_WAVES),
     "reduce_prod": Operation(remedy=_LOGARITHMS),
+    **dict.fromkeys(("digamma", "erf_inv", "lgamma"), Operation(remedy=_POINTS)),
     **dict.fromkeys(("lu", "cholesky", "qr", "svd", "eigh", "eig", "triangular_solve"),
                     Operation(remedy=_MATRIX)),
 }

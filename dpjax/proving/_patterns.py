@@ -22,6 +22,7 @@ from dpjax._tracing._walks import Atom, Equation, aval, called, equations, live,
 from dpjax.proving import _lemmas as lemmas
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_variances import ExactVariance, planned
+from dpjax.proving._layout import transpose
 from dpjax.proving._norm_clips import (
     at_most_one_over_the_norm,
     clipped,
@@ -338,17 +339,26 @@ def exponentials_of(scope: Scope, equation: Equation) -> tuple[Abstract, int] | 
 def _pooled(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
     """Returns the value of softmax(s) @ x over records, as in attention and attention pooling."""
     contracted, batch = equation.params["dimension_numbers"]
-    (by, of) = equation.invars
-    if contracted == ((0,), (0,)) and len(aval(by).shape) > 1:
-        by, of = of, by
+    if walked is None or batch != ((), ()):
+        return None
+    weights, records = zip(equation.invars, contracted, strict=True)
+    if len(aval(equation.invars[1]).shape) == 1:  # The order of these factors does not matter.
+        found = _means(scope, records, weights)
+        if found is not None:
+            return found
+    return _means(scope, weights, records)
+
+
+def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
+    """Returns the value of softmax(s) @ x, for both arrays with the axes that are summed."""
+    (by, summed), (of, (axis,)) = weights, records
     x, made, rows = scope.value(of), scope.definition(by), len(aval(by).shape)
-    if walked is None or batch != ((), ()) or contracted != ((rows - 1,), (0,)) or rows > 2:
+    if rows > 2 or summed != (rows - 1,) or made is None or made.primitive.name != "div":
         return None
-    if x is None or not _is_of_records(x) or len(x.shape) > 2:
+    if x is None or not x.is_finite or len(x.shape) > 2:
         return None
-    if made is None or made.primitive.name != "div":
-        return None
-    if (known := _argument(jax.nn.softmax, scope, by)) is None:
+    x = transpose(x, [axis, *(k for k in range(len(x.shape)) if k != axis)])
+    if not _is_of_records(x) or (known := _argument(jax.nn.softmax, scope, by)) is None:
         return None
     scores, axes, atom = known
     alone = rows == 1 and _is_of_records(scores)

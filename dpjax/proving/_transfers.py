@@ -39,7 +39,10 @@ def transfer(
     start, places, updates = operands
     added = name in ("scatter-add", "scatter_add")
     known = start.is_known and updates.is_known and len(updates.shape) == 1
-    by = updates.low if added else updates.low.max() - start.low
+    # Each record has one place, and adds 1 there. A place that is set to a number that exceeds the
+    # start by 1 counts whether there is a record, so these numbers and starts must be equal.
+    known = known and places.shape == (*updates.shape, len(found.shape))
+    by = updates.low if added else np.subtract.outer(updates.low, start.low)
     if name not in ("scatter", "scatter-add", "scatter_add") or not known or (by != 1).any():
         return None
     highest = np.broadcast_to(places.high, (*places.high.shape[:-1], places.shape[-1])).max(axis=0)

@@ -49,8 +49,9 @@ class Workload(Query):
 
     Formal guarantees:
         The guarantees of a `Query`. The sensitivity is the largest norm of a column of A, or of the
-        difference of two columns, so it is attained. In the norm linf, the sensitivity bounds how
-        much a record changes any single answer.
+        difference of two columns, so it is attained. A `linear_workload` of very many cells does
+        not compare its columns: then the sensitivity may be larger. In the norm linf, the
+        sensitivity bounds how much a record changes any single answer.
     """
 
     cells: tuple[int, ...]
@@ -107,9 +108,10 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
     Formal guarantees:
         The guarantees of `Workload`. Under add-or-remove-one the sensitivity is the largest norm of
         a column. Under replace-one it is the largest norm of a column or of the difference of two
-        columns. Both are attained. In the norms l1 and l2, comparing all columns takes cells^2 *
-        queries operations. If that is more than 2^31, the sensitivity is bounded by twice the
-        largest norm of a column instead (triangle inequality).
+        columns. Both are attained, with one exception: in the norms l1 and l2, comparing all
+        columns takes cells^2 * queries operations. If that is more than 2^31, the sensitivity under
+        replace-one is twice the largest norm of a column instead (triangle inequality), which may
+        not be attained.
 
     Source:
         Hardt and Talwar (2010), for the geometry of linear queries; Li, Hay, Rastogi, Miklau and

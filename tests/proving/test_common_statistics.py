@@ -72,6 +72,14 @@ def _pooled(v, scores):
     return jnp.matmul(jax.nn.softmax(scores, axis=-1), v, precision="highest")
 
 
+def _from_the_right(v, x):
+    return jnp.matmul(v, jax.nn.softmax(0.8 * x), precision="highest")
+
+
+def _turned(weights, v):
+    return jax.lax.dot_general(weights, v, (((0,), (0,)), ((), ())), precision="highest")
+
+
 # Each program, and how many times the farthest pair its bound in l1 may be.
 PROGRAMS = {
     "a quantile": (lambda v: jnp.quantile(v[:, 0], 0.3), 1.001),
@@ -114,6 +122,11 @@ PROGRAMS = {
     "weighted rows, transposed": (lambda v: _weighted_rows(v).T, 2),
     "gradient of a cross entropy": (jax.grad(_cross_entropy), 2.5),
     "pooled": (lambda v: _pooled(v, 0.8 * v[:, 0]), 1.5),
+    "pooled from the right": (lambda v: _from_the_right(v.T, v[:, 0]), 1.5),
+    "a column pooled from the right": (lambda v: _from_the_right(v[:, 1], v[:, 0]), 1.5),
+    "pooled along another axis": (
+        lambda v: _turned(jax.nn.softmax(jnp.matmul(3 * v, v.T, precision="highest"), axis=1), v), 9,
+    ),
     "attention": (lambda v: _pooled(v, v[:, :1] * v[None, :, 1] / 3).sum(0), 4),
     "attention by a product": (
         lambda v: _pooled(v, jnp.matmul(v @ WEIGHTS, v.T, precision="highest") / 9).sum(0), 3,

@@ -7,6 +7,7 @@ arithmetic, and by what a product or an iota is asked to return.
 
 import inspect
 import itertools
+import statistics
 import warnings
 
 import jax
@@ -206,3 +207,40 @@ def test_random_keys_are_refused():
     ):
         with pytest.raises(NoProofError, match="random bits"):
             dpjax.prove_sensitivity(target, records, bounds=(0, 1), norm="l1")
+
+
+TABLE, PLACES = jnp.arange(4.0), np.linspace(0.01, 0.99, 50, dtype=np.float32)
+QUANTILES = np.float32([statistics.NormalDist().inv_cdf(p) for p in PLACES.tolist()])
+
+
+def looked_up(places):
+    numbers = lax.GatherDimensionNumbers((), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lax.gather(TABLE, places[:, None], numbers, slice_sizes=(1,), mode="clip")
+
+
+# A refused program of records of a dtype, words of the refusal, and the program that they ask for.
+REMEDIES = {
+    "an index of int8": (looked_up, "use int32", lambda x: looked_up(x.astype("int32"))),
+    "a product in int8": (
+        lambda x: 100 * x, "int8 may overflow: convert", lambda x: 100 * x.astype("int32"),
+    ),
+    "code for platforms": (
+        lambda x: lax.platform_dependent(x, cpu=jnp.negative, cuda=jnp.abs),
+        "the same code on all platforms",
+        lambda x: lax.platform_dependent(x, tpu=jnp.negative, default=jnp.abs),
+    ),
+    "a quantile of a Gaussian": (
+        jax.scipy.stats.norm.ppf, "by jnp.interp", lambda x: jnp.interp(x, PLACES, QUANTILES),
+    ),
+    "an inverse": (lax.erf_inv, "by jnp.interp", lambda x: jnp.interp(x, PLACES, QUANTILES)),
+}  # fmt: skip
+
+
+@for_each("name", REMEDIES)
+def test_remedies_of_refusals_work(name):
+    refused, words, mended = REMEDIES[name]
+    dtype, bounds = (jnp.int8, (0, 3)) if "int8" in name else (jnp.float32, (0.25, 0.75))
+    records = jax.ShapeDtypeStruct((N,), dtype)
+    with pytest.raises(NoProofError, match=words):
+        dpjax.prove_sensitivity(refused, records, bounds=bounds, norm="linf")
+    assert dpjax.prove_sensitivity(mended, records, bounds=bounds, norm="linf").value > 0
