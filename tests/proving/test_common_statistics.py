@@ -125,7 +125,7 @@ PROGRAMS = {
     "pooled from the right": (lambda v: _from_the_right(v.T, v[:, 0]), 1.5),
     "a column pooled from the right": (lambda v: _from_the_right(v[:, 1], v[:, 0]), 1.5),
     "pooled along another axis": (
-        lambda v: _turned(jax.nn.softmax(jnp.matmul(3 * v, v.T, precision="highest"), axis=1), v), 9,
+        lambda v: _turned(jax.nn.softmax(jnp.matmul(3 * v, v.T, precision="highest")), v), 9,
     ),
     "attention": (lambda v: _pooled(v, v[:, :1] * v[None, :, 1] / 3).sum(0), 4),
     "attention by a product": (
