@@ -27,7 +27,14 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._rows import aligned
-from dpjax.proving._value import Abstract, Difference, Moves, RefusalError, meet, result_of
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    RefusalError,
+    anywhere,
+    changing_with,
+    meet,
+)
 
 _FLOATS, _MOST_INTEGERS, _MOST_BASES = 256, 1024, 2
 
@@ -254,9 +261,4 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     if low > high:
         low, high = min(a for a, _ in ends), max(b for _, b in ends)
     ones = (1,) * len(xs[0].shape)
-
-    def moved(*ds: Difference) -> Moves:
-        any_ = np.logical_or.reduce(np.broadcast_arrays(*(d.each > 0 for d in ds)))
-        return np.where(any_, math.inf, 0.0), math.inf, math.inf
-
-    return result_of(xs, np.full(ones, low), np.full(ones, high), moved, dtype=dtype)
+    return changing_with(xs, np.full(ones, low), np.full(ones, high), anywhere, dtype=dtype)

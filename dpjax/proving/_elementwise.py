@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,11 @@ from dpjax.proving._value import (
     Moves,
     RangeRefusalError,
     RefusalError,
+    changing_with,
     constant,
     erring,
     flushed,
+    meet,
     over,
     result_of,
 )
@@ -278,11 +281,9 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     slip = 2 * rounding.up(over(error + flush, a.axis))
     lowest, size = -over(-least, a.axis), over(a.magnitude, a.axis)
 
-    def curved(x: Difference, y: Difference) -> Array:
-        reciprocal = y.each / lowest / (lowest + y.each)
-        moved = rounding.up(x.each / lowest + size * reciprocal)
-        moved = moved * (1 + 2.0**-30) + 2.0**-500 + slip
-        return np.where((x.each > 0) | (y.each > 0), moved, 0.0)
+    def curved(x: Array, y: Array) -> Array:
+        moved = rounding.up(x / lowest + size * (y / lowest / (lowest + y)))
+        return moved * (1 + 2.0**-30) + 2.0**-500 + slip
 
     return capped(found, (a, b), curved)
 
@@ -324,25 +325,15 @@ def _of_whole_numbers(
 
     If the integer changes by d, the result changes by at most moved(d).
     """
-    a, _ = operands
-
-    def moves(d: Difference, _: Difference) -> Moves:
-        return np.where(d.each > 0, moved(d.each), 0.0), math.inf, math.inf
-
-    apart = math.inf if a.apart else 0.0
+    apart = math.inf if operands[0].apart else 0.0
     low, high = np.broadcast_arrays(*ends)
-    return result_of(operands, low, high, moves, dtype=a.dtype, whole=True, apart=apart)
+    return changing_with(operands, low, high, lambda d, _: moved(d), whole=True, apart=apart)
 
 
 def capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
     """Tightens the bound on the change of each entry by a function of the operands' changes."""
-
-    def moved(d: Difference, *ds: Difference) -> Moves:
-        return np.minimum(d.each, bound(*ds)), d.l1, d.l2
-
-    rows: Any = {"l1_of_row": found.l1_of_row, "l2_of_row": found.l2_of_row}
-    capped = result_of((found, *operands), found.low, found.high, moved, apart=found.apart, **rows)
-    return dataclasses.replace(capped, off=found.off)
+    second = changing_with(operands, found.low, found.high, bound, dtype=found.dtype)
+    return meet(found, changed=second.changed.moves, others=second.others.moves)
 
 
 def negative(x: Abstract, **_: Any) -> Abstract:
@@ -416,9 +407,7 @@ def steps(
             "the result may be an integer that is too large for its dtype. Clip the operand first"
         )
 
-    # Between two numbers at distance d, the function has at most ceil(d) + 1 jumps, each of size 1.
-    def moved(d: Difference) -> Moves:
-        return np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf
-
     apart = math.ceil(x.apart) + 1.0 if x.apart else 0.0
-    return result_of(x, *ends, moved, dtype=dtype, whole=True, apart=apart)
+    # Between two numbers at distance d, the function has at most ceil(d) + 1 jumps, each of size 1.
+    jumps = partial(changing_with, x, *ends, lambda d: np.ceil(d) + 1)
+    return jumps(dtype=dtype, whole=True, apart=apart)

@@ -23,12 +23,10 @@ from dpjax.proving._elementwise import (
 from dpjax.proving._rows import aligned, stretched
 from dpjax.proving._value import (
     Abstract,
-    Difference,
-    Moves,
     RangeRefusalError,
     RefusalError,
+    changing_with,
     over,
-    result_of,
 )
 
 
@@ -108,12 +106,8 @@ def _from_zero(
     x: Abstract, low: Array, high: Array, error: Array, apart: Callable[[Array | float], Array]
 ) -> Abstract:
     """Returns the value of a function with results above 0; apart(d) bounds how much it changes."""
-
-    def moved(d: Difference) -> Moves:
-        return np.where(d.each > 0, apart(d.each), 0.0), math.inf, math.inf
-
     low, high = rounding.widened(low, high, error)
-    return result_of(x, np.maximum(low, 0.0), high, moved, apart=float(apart(x.apart).max()))
+    return changing_with(x, np.maximum(low, 0.0), high, apart, apart=float(apart(x.apart).max()))
 
 
 def _exponential(base: float, x: Abstract) -> Abstract:
@@ -140,11 +134,7 @@ def _curved(
     found: Abstract, x: Abstract, modulus: Callable[[Array], Array], slip: Array
 ) -> Abstract:
     """Adds a second bound on how much entries of a function of x change, besides their rounding."""
-
-    def moved(d: Difference) -> Array:
-        return np.where(d.each > 0, modulus(d.each) * (1 + 2.0**-30) + 2.0**-500 + slip, 0.0)
-
-    return capped(found, (x,), moved)
+    return capped(found, (x,), lambda d: modulus(d) * (1 + 2.0**-30) + 2.0**-500 + slip)
 
 
 def exp2(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dpjax.proving import _rounding as rounding
 from dpjax.proving._rows import aligned
-from dpjax.proving._value import Abstract, Difference, Moves, RefusalError, Source, over, result_of
+from dpjax.proving._value import Abstract, RefusalError, Source, anywhere, changing_with
 
 # rule(parameters, operands, found) returns the result of an operation, where `found` is the result
 # for operands without NaN.
@@ -51,13 +50,7 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
         )
     low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in xs)))
     high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in xs)))
-    width = rounding.up(over(high - low, xs[0].axis))
-
-    def moved(*ds: Difference) -> Moves:
-        moves = np.logical_or.reduce(np.broadcast_arrays(*(d.each > 0 for d in ds)))
-        return np.where(moves, width, 0.0), np.inf, np.inf
-
-    hull = result_of(xs, low, high, moved, whole=found.whole)
+    hull = changing_with(xs, low, high, anywhere, whole=found.whole)
     return checked(dataclasses.replace(hull, nan=Source.new(*xs)), xs)
 
 

@@ -29,7 +29,7 @@ from dpjax.proving._operations import OPERATIONS
 from dpjax.proving._pending import carried
 from dpjax.proving._reductions import sum_over
 from dpjax.proving._scopes import MOST_STEPS, At, Node, Reader, Scope
-from dpjax.proving._value import Abstract, Difference, Moves, make, result_of
+from dpjax.proving._value import Abstract, Difference, Moves, anywhere, changing_with, make
 
 _SMALL = 2**20
 
@@ -482,10 +482,7 @@ def at_most_one_over_the_norm(
         low = np.minimum(number, top / (v.high + rounding.tiny(v.dtype)) * (1 - 2 * theta))
         high = np.full((1,) * len(v.shape), number)
 
-        def moved(d: Difference, gap: np.ndarray = high - low) -> Moves:
-            return np.where(d.each > 0, rounding.up(gap.max()), 0.0), math.inf, math.inf
-
-        return _joined(scope, equation, result_of(v, low, high, moved))
+        return _joined(scope, equation, changing_with(v, low, high, anywhere))
     return None
 
 
@@ -494,19 +491,22 @@ def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float)
 
     `length` is the bound without rounding.
     """
-    count = math.prod(x.shape[k] for k in norm.summed)
-    theta = error_of(x, count)
-    vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
+    _, theta, vanished = _errors(x, norm)
     if theta > 2.0**-8 or vanished + slack > least * 2.0**-6:
         return None
     return (length * (1 + (vanished + slack) / least)) / (1 - 2 * theta)
 
 
-def error_of(x: Abstract, count: int) -> float:
-    """Returns the relative error of a computed norm of `count` numbers."""
+def _errors(x: Abstract, norm: _Norm) -> tuple[int, float, float]:
+    """Returns how many squares a norm adds, and its relative error, besides that of tiny squares.
+
+    The last number bounds how much tiny squares that are flushed to 0 reduce the norm.
+    """
+    count = math.prod(x.shape[k] for k in norm.summed)
     # `elementary` covers one rsqrt, and `DIVISION` covers every other operation.
     units = rounding.DIVISION * MOST_STEPS + rounding.elementary(x.dtype)
-    return rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
+    theta = rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
+    return count, theta, 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
 
 
 def _clip(
@@ -516,11 +516,9 @@ def _clip(
 
     The norm has a relative error theta, and tiny squares may underflow.
     """
-    count = math.prod(x.shape[k] for k in norm.summed)
-    theta = error_of(x, count)
+    _, theta, vanished = _errors(x, norm)
     if theta > 2.0**-8:
         return None
-    vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
     if divides:
         radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
@@ -548,3 +546,45 @@ def _in_ball(x: Abstract, by: Abstract, norm: _Norm, radius: float) -> Abstract:
         x.shape, x.dtype, -ends, ends, x.axis, moved(x.changed, by.changed),
         moved(x.others, by.others, *([] if by.axis == x.axis else [by.changed])), l2_of_row=row,
     )  # fmt: skip
+
+
+def projected(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
+    """Returns the value of x / max(f ||x||, c), where the norm is that of the whole array.
+
+    It is 1 / c times the projection of x to the ball of radius c / f. A projection to a convex set
+    does not increase distances in l2. The norm has a relative error theta, tiny squares may
+    underflow, and the norm may be that of another use of x.
+    """
+    first, second = equation.invars
+    x = scope.value(first)
+    if (
+        walked is None
+        or x is None
+        or x.axis is not None
+        or x.is_public
+        or x.dtype.kind != "f"
+        or x.nan
+    ):
+        return None
+    search = Search(scope, x=first)
+    node = search.node((second, scope))
+    if node.name == "broadcast_in_dim":
+        node = search.node(node.operands[0])
+    for one, other in (node.operands, node.operands[::-1]) if node.name == "max" else ():
+        number = search.number(other)
+        if number is None or not 2.0**-30 <= number <= 2.0**30:
+            continue
+        norm = search.above(one)
+        if norm is None or search.loose or norm.summed != tuple(range(len(x.shape))):
+            continue
+        count, theta, vanished = _errors(x, norm)
+        slack, least = x.apart * math.sqrt(count), number / norm.factor
+        relative = 2 * theta + 2 * (vanished + slack) / least
+        if relative > 2.0**-6 or search.centered is not None:
+            return None
+        radius = float(rounding.up((1 + 2 * relative) / norm.factor))
+        off = 2 * relative * radius + 64 * count * rounding.tiny(x.dtype) * (1 + 1 / number)
+        l2 = float(rounding.up(x.others.l2 / number * (1 + 2.0**-30) + 2 * off))
+        ends, moved = np.full((1,) * len(x.shape), radius), (np.asarray(l2), math.inf, l2)
+        return make(x.shape, x.dtype, -ends, ends, None, moved, moved, l2_of_row=radius)
+    return None

@@ -27,10 +27,10 @@ from dpjax.proving._norm_clips import (
     at_most_one_over_the_norm,
     clipped,
     clipped_by_choice,
+    projected,
     sum_of_clipped,
 )
 from dpjax.proving._pending import flattened
-from dpjax.proving._projections import projected
 from dpjax.proving._ratios import ratio
 from dpjax.proving._reductions import outer
 from dpjax.proving._scopes import Scope
@@ -184,7 +184,7 @@ def improved(scope: Scope, equation: Equation, walked: Abstract | None) -> Found
     if any(x is not None and (x.pending.coarse or x.nan) for x in operands):
         return None
     calls = called(equation) and len(equation.outvars) == 1
-    for name, lemma in _LEMMAS.get("call" if calls else equation.primitive.name, ()):
+    for name, lemma in _LEMMAS.get("jit" if calls else equation.primitive.name, ()):
         if (found := lemma(scope, equation, walked)) is None:
             continue
         known = found if isinstance(found, Found) else Found(name, found)
@@ -351,13 +351,13 @@ def _pooled(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstra
 
 def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
     """Returns the value of softmax(s) @ x, for both arrays with the axes that are summed."""
-    (by, summed), (of, (axis,)) = weights, records
+    (by, summed), (of, axes) = weights, records
     x, made, rows = scope.value(of), scope.definition(by), len(aval(by).shape)
     if rows > 2 or summed != (rows - 1,) or made is None or made.primitive.name != "div":
         return None
     if x is None or not x.is_finite or len(x.shape) > 2:
         return None
-    x = transpose(x, [axis, *(k for k in range(len(x.shape)) if k != axis)])
+    x = transpose(x, [*axes, *(k for k in range(len(x.shape)) if k not in axes)])
     if not _is_of_records(x) or (known := _argument(jax.nn.softmax, scope, by)) is None:
         return None
     scores, axes, atom = known
@@ -456,7 +456,7 @@ _LEMMAS: dict[
     ],
     "reduce_max": [("distance of order statistics", _farthest)],
     "select_n": [(_BY_NORM, clipped_by_choice)],
-    "call": [(_BY_NORM, clipped_by_choice)],
+    "jit": [(_BY_NORM, clipped_by_choice)],
     "min": [(_BY_NORM, at_most_one_over_the_norm)],
 }
 # Maps the name of an inner program to the functions that call it, each with its lemma, and with a

@@ -68,13 +68,13 @@ def carried(
         # If the results of a power were summed, no later operation can cancel this power.
         starts = frozenset(pair for pair in old.starts if not isinstance(pair[0], _Power))
         old = old.having(starts=starts, load=old.load if starts else 0.0)
-    shift, scale = _shift(merging, operands), _scale(merging, operands)
+    shift, (scale, first) = _shift(merging, operands), _factors(merging, operands)
     if not merging.undone:
         old = Pending()
     if not new.starts:
         new = new.having(starts=old.starts, load=old.load * abs(scale))
     if new.terms == 1 and merging.dropped and sum(not x.is_public for x in operands) == 1:
-        factor = old.factor * _first_factor(merging, operands)
+        factor = old.factor * first
         new = new.having(terms=old.terms, weight=old.weight * abs(scale), factor=factor)
     return new.having(shift=shift, bits=bits, **flags)
 
@@ -127,19 +127,17 @@ def _shift(merging: Merging, operands: Sequence[Abstract]) -> float:
     return sum(x.pending.shift for x in operands)
 
 
-def _scale(merging: Merging, operands: Sequence[Abstract]) -> float:
-    """Returns a bound on the public factor in a product or quotient; 1 for other operations."""
-    if merging.kind not in ("product", "quotient"):
-        return 1.0
-    return _largest(operands[0]) * _largest(operands[1], inverted=merging.kind == "quotient")
+def _factors(merging: Merging, operands: Sequence[Abstract]) -> tuple[float, float]:
+    """Returns a bound on the public factor in a product or quotient, and an entry of the factor.
 
-
-def _first_factor(merging: Merging, operands: Sequence[Abstract]) -> float:
-    """Returns an entry of the public factor in a product or quotient; 1 for other operations."""
+    Both are 1 for other operations.
+    """
     if merging.kind not in ("product", "quotient"):
-        return 1.0
+        return 1.0, 1.0
+    divides = merging.kind == "quotient"
+    scale = _largest(operands[0]) * _largest(operands[1], inverted=divides)
     first, second = (float(x.low.flat[0]) if x.is_known else 1.0 for x in operands)
-    return first * second if merging.kind == "product" else first / second
+    return scale, first / second if divides and second else first * second
 
 
 def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, float]:

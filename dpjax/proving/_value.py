@@ -494,6 +494,28 @@ def result_of(
     return make(low=low, high=high, changed=moves[0], others=moves[1], **(kind | more))
 
 
+def changing_with(
+    operands: Abstract | Sequence[Abstract], low: np.ndarray, high: np.ndarray,
+    moved: Callable[..., Any], **more: Any,
+) -> Abstract:  # fmt: skip
+    """Makes the result of an operation that combines entries at the same index.
+
+    An entry changes only if an entry of an operand does. Then it changes by at most `moved`, a
+    function of the changes of these entries. The other arguments are those of `result_of`.
+    """
+
+    def moves(*ds: Difference) -> Moves:
+        changes = np.logical_or.reduce(np.broadcast_arrays(*(d.each > 0 for d in ds)))
+        return np.where(changes, moved(*(d.each for d in ds)), 0.0), math.inf, math.inf
+
+    return result_of(operands, low, high, moves, **more)
+
+
+def anywhere(*_: Any) -> float:
+    """For `changing_with`: an entry may change to any number in its range."""
+    return math.inf
+
+
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
     """Refuses NaN, and bounds that do not fit the shape: sums over them would omit entries."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
@@ -506,7 +528,7 @@ def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
 def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise RefusalError(
-            "the value may be infinite or NaN: write the function without infinities, or "
+            "the value may be infinite or NaN. Write the function without infinities, or "
             "interpolate it on the records between public points by jnp.interp"
         )
     if (low > high).any():

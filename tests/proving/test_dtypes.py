@@ -220,9 +220,9 @@ def looked_up(places):
 
 # A refused program of records of a dtype, words of the refusal, and the program that they ask for.
 REMEDIES = {
-    "an index of int8": (looked_up, "use int32", lambda x: looked_up(x.astype("int32"))),
+    "an index of int8": (looked_up, "Use int32", lambda x: looked_up(x.astype("int32"))),
     "a product in int8": (
-        lambda x: 100 * x, "int8 may overflow: convert", lambda x: 100 * x.astype("int32"),
+        lambda x: 100 * x, "int8 may overflow", lambda x: 100 * x.astype("int32"),
     ),
     "code for platforms": (
         lambda x: lax.platform_dependent(x, cpu=jnp.negative, cuda=jnp.abs),
