@@ -27,7 +27,7 @@ def all_pairs(values, dims=()):
 
 def traced(target, spec, bounds):
     """The program that is walked, for `outputs_of`."""
-    public = _prove_sensitivity._bounds(bounds, spec)
+    public = _prove_sensitivity.record_bounds(bounds, spec)
     program = _prove_sensitivity.traced(target, spec, public)
     return _prove_sensitivity._after_the_clamp(program, spec, public), program, public
 

@@ -27,7 +27,7 @@ from dpjax.proving._exact_sums import ExactSum
 from dpjax.proving._exact_windows import ExactCumulative
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import of_call
-from dpjax.proving._rows import norm_of
+from dpjax.proving._rows import as_rows, norm_of, stretched
 from dpjax.proving._slots import (
     Applied,
     Slots,
@@ -41,7 +41,6 @@ from dpjax.proving._slots import (
 )
 from dpjax.proving._value import (
     Abstract,
-    Difference,
     Pending,
     RefusalError,
     Tighter,
@@ -69,14 +68,8 @@ def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[T
 
 def _filled(x: Abstract, number: float) -> Abstract:
     """Returns the abstract value of an array whose entries all equal a public number."""
-    ends, none = np.full(x.low.shape, number), np.zeros(x.low.shape)
-    still = Difference(none, 0.0, 0.0, 0.0)
-    count = math.prod(x.shape[1:])
-    return dataclasses.replace(
-        x, low=ends, high=ends, changed=still, others=still, apart=0.0,
-        whole=float(number).is_integer(), l1_of_row=float(rounding.up(abs(number) * count)),
-        l2_of_row=float(rounding.up(abs(number) * math.sqrt(count))),
-    )  # fmt: skip
+    one = np.full((1,) * len(x.shape), number, x.dtype)
+    return as_rows(stretched(constant(one), x.shape), 0)
 
 
 class PaddedWalk(Walk):

@@ -125,7 +125,8 @@ def one_true(a: Abstract, b: Abstract) -> int:
     return 0
 
 
-def _check_booleans(*inputs: Abstract) -> None:
+def check_booleans(*inputs: Abstract) -> None:
+    """Refuses integers, whose bits have no rules."""
     if any(x.dtype != BOOL for x in inputs):
         raise RefusalError(
             "proofs do not support bitwise operations on integers. Use booleans instead"
@@ -134,7 +135,7 @@ def _check_booleans(*inputs: Abstract) -> None:
 
 def negation(x: Abstract, **_: Any) -> Abstract:
     """Returns the value of `not`, for booleans."""
-    _check_booleans(x)
+    check_booleans(x)
     found = lipschitz((x,), (1 - x.high, 1 - x.low), (1.0,), whole=True)
     opposite = frozenset((source, not answer) for source, answer in x.answers)
     return dataclasses.replace(found, answers=opposite)
@@ -149,7 +150,7 @@ def logic(
     `combine` computes the endpoints of the result's range from those of the two operands. It is
     None for xor.
     """
-    _check_booleans(first, second)
+    check_booleans(first, second)
     a, b = aligned(first, second)
     ends = np.zeros((1,) * len(a.shape)), np.ones((1,) * len(a.shape))
     if combine is not None:

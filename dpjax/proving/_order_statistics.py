@@ -66,8 +66,7 @@ def combination(
     given = [known.get(x) for x in operands]
     first = given[0] if given else None
     if first is None and operands and is_sorted(operands[0]):
-        first = _started(operands[0], name, params, operands[1:], found)
-        return first
+        return _started(operands[0], name, params, operands[1:], found)
     if first is not None:
         *shape, n = first.weights.shape
         places = _places(name, params, operands[1:], shape)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._choices import BOOL
+from dpjax.proving._choices import check_booleans
 from dpjax.proving._layout import accumulated, place
 from dpjax.proving._reductions import axes_after, check_surrounded
 from dpjax.proving._rows import aligned, as_dense
@@ -87,10 +87,7 @@ def cumulative_extremum(
 
 def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
     """Returns the value of a logical or (and) of booleans, which is their maximum (minimum)."""
-    if x.dtype != BOOL:
-        raise RefusalError(
-            "proofs do not support bitwise operations on integers. Use booleans instead"
-        )
+    check_booleans(x)
     return extremum_over(x, axes, largest=largest)
 
 

@@ -183,8 +183,10 @@ def improved(scope: Scope, equation: Equation, walked: Abstract | None) -> Found
     operands = map(scope.value, equation.invars)
     if any(x is not None and (x.pending.coarse or x.nan) for x in operands):
         return None
-    calls = called(equation) and len(equation.outvars) == 1
-    for name, lemma in _LEMMAS.get("jit" if calls else equation.primitive.name, ()):
+    operation = equation.primitive.name
+    if called(equation):
+        operation = "jit" if len(equation.outvars) == 1 else ""
+    for name, lemma in _LEMMAS.get(operation, ()):
         if (found := lemma(scope, equation, walked)) is None:
             continue
         known = found if isinstance(found, Found) else Found(name, found)

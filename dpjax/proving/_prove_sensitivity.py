@@ -11,25 +11,22 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._columns import Texts
 from dpjax._core._guarantee import shown_number
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._proof import (
     Ball,
     Bound,
     Categories,
-    Interval,
     PaddedRecordBounds,
     Proof,
     RecordBounds,
-    is_tiny,
 )
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._records import PaddedRecords, shapes_of_columns
+from dpjax._core._record_bounds import padded_record_bounds, record_bounds, record_specs
+from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax._tracing._fingerprints import digest
@@ -148,10 +145,10 @@ def prove_sensitivity(
     end = None
     if effort is not None:
         end = time.monotonic() + _checks.positive("effort", effort)
-    specs, relation = _specs(records, n), relation_or_inherited(relation)
+    specs, relation = _known(record_specs(records, n)), relation_or_inherited(relation)
     size = jax.tree.leaves(specs)[0].shape[0]
     padded = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-    public = _padded_bounds(bounds, specs) if padded else _bounds(bounds, specs)
+    public = (padded_record_bounds if padded else record_bounds)(bounds, specs)
     _refuse_rounded(target)
     program = traced(target, specs, public)
     bound = own_bound(target, norm, specs, relation)
@@ -272,8 +269,21 @@ def _proved(
 
 def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBounds]:
     """Returns the shapes and dtypes of a database, and bounds that its dtypes can represent."""
-    specs = _specs(records, None)
-    return specs, _bounds(bounds, specs)
+    specs = _known(record_specs(records, None))
+    return specs, record_bounds(bounds, specs)
+
+
+def _known(specs: Database) -> Database:
+    """Returns the shapes and dtypes of records, all of which proofs support."""
+    for leaf in jax.tree.leaves(specs):
+        if np.dtype(leaf.dtype) not in rounding.USUAL:
+            raise NoProofError(_no_records_of(leaf.dtype))
+    return specs
+
+
+def _no_records_of(dtype: np.dtype) -> str:
+    known = "float32, float64, booleans, or integers of 8 to 64 bits"
+    return f"records of {dtype} have no proof. Use {known}"
 
 
 def own_bound(
@@ -435,121 +445,3 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
         l2_of_row=float(rounding.up(norm)), apart=apart,
     )  # fmt: skip
     return dataclasses.replace(found, nan=Source.new()) if missing else found
-
-
-def _specs(records: Database, n: int | None) -> Database:
-    specs = _checks.real_shapes("records", shapes_of_columns("records", records))
-    if isinstance(specs.records if isinstance(specs, PaddedRecords) else specs, Texts):
-        raise TypeError(
-            "records must be numbers, got texts. Replace each text by its index in a public list, "
-            "for example with pandas.Index(public).get_indexer(column)"
-        )
-    leaves = jax.tree.leaves(specs)
-    sizes = {x.shape[:1] for x in leaves}
-    if () in sizes or (len(sizes) != 1 and (n is None or not leaves)):
-        raise ValueError(
-            f"records must be arrays with a common leading axis, got {_checks.described(specs)}"
-        )
-    if n is None:
-        return specs
-    n = _checks.integer("n", n, least=1)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), specs)
-
-
-def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
-    """Returns one bound for each array, as numbers that the array's dtype can represent."""
-    leaves, structure = jax.tree.flatten(specs)
-    if _is_bound(bounds):
-        found: Sequence[object] = [bounds] * len(leaves)
-    else:
-        found, given = jax.tree.flatten(bounds, is_leaf=_is_bound)
-        if given != structure:
-            raise ValueError(
-                "bounds must be (low, high), or a tree like the records, with one bound for each "
-                f"array of {_checks.described(specs)}, got {_checks.shown(bounds)}"
-            )
-    pairs = zip(found, leaves, strict=True)
-    return RecordBounds(tuple(_bound(b, np.dtype(x.dtype)) for b, x in pairs))
-
-
-def _padded_bounds(bounds: PyTree, specs: Database) -> PaddedRecordBounds:
-    """Returns bounds on padded records. Whether a slot contains a record is private."""
-    if not isinstance(specs, PaddedRecords):
-        raise TypeError(
-            "under add-or-remove-one, records must be dpjax.queries.PaddedRecords(records, present)"
-            f" of arrays or shapes, got {_checks.described(specs)}"
-        )
-    present: Any = specs.present
-    if present.dtype != bool or len(present.shape) != 1:
-        raise ValueError(
-            f"present must be one boolean for each slot, got {_checks.described(present)}"
-        )
-    return PaddedRecordBounds((*_bounds(bounds, specs.records).leaves, Interval(0.0, 1.0)))
-
-
-def _is_bound(value: Any) -> bool:
-    if isinstance(value, (Ball, Interval, Categories)):
-        return True
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        return False
-    return all(np.ndim(x) == 0 and not isinstance(x, (tuple, list, dict)) for x in value)
-
-
-def _bound(bound: Any, dtype: np.dtype) -> Bound:
-    if isinstance(bound, Ball):
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(f"bounds may be a Ball only for float records, got {dtype}")
-        radius = _checks.positive("radius", bound.radius)
-        if not 2.0**-40 <= radius <= 2.0**40:
-            raise ValueError(
-                f"radius of a Ball must be in [2^-40, 2^40], got {radius:g}. Rescale the records"
-            )
-        return Ball(_number(radius, dtype))
-    if isinstance(bound, Categories):
-        values = tuple(dict.fromkeys(_number(x, dtype) for x in bound.values))
-        if not values:
-            raise ValueError("bounds must be Categories of at least one number, got none")
-        return Categories(values)
-    missing = isinstance(bound, Interval) and bound.missing
-    if missing and not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(
-            "bounds with missing=True need a float dtype, because missing numbers are NaN, got "
-            f"{dtype}. Convert the records to floats"
-        )
-    if isinstance(bound, Interval):
-        bound = bound.low, bound.high
-    if not _is_bound(bound):
-        raise TypeError(f"bounds must be (low, high), a Ball or Categories, got {bound!r}")
-    low, high = (_number(x, dtype) for x in bound)
-    if not low < high:
-        raise ValueError(f"bounds must have low below high, got {low:g} and {high:g}")
-    return Interval(low, high, missing=missing)
-
-
-def _no_records_of(dtype: np.dtype) -> str:
-    known = "float32, float64, booleans, or integers of 8 to 64 bits"
-    return f"records of {dtype} have no proof. Use {known}"
-
-
-def _number(value: Any, dtype: np.dtype) -> float:
-    """Returns a public number, rounded to the dtype."""
-    if dtype not in rounding.USUAL:
-        raise NoProofError(_no_records_of(dtype))
-    if isinstance(value, (bool, np.bool_)) and dtype.kind == "b":
-        return float(value)
-    number = _checks.finite("bounds", float(value))
-    if dtype.kind != "f":
-        limits = (0, 1) if dtype.kind == "b" else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
-        if not number.is_integer() or not limits[0] <= number <= limits[1] or abs(number) > 2**52:
-            raise ValueError(
-                f"bounds of {dtype} records must be integers in the range of {dtype}, got "
-                f"{number:g}. Use float records for other numbers"
-            )
-        return number
-    held = float(np.asarray(number, dtype))
-    if not math.isfinite(held) or is_tiny(held, dtype) or abs(held) > rounding.LARGEST:
-        raise ValueError(
-            f"bounds must be 0 or normal (not subnormal) numbers of {dtype} up to 2^60, got "
-            f"{number:g}"
-        )
-    return held

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core._record_bounds import LARGEST
+
 # Bounds on the relative error in units of u: for sums and products, and for quotients and square
 # roots. A device that follows IEEE 754 is within one u. XLA documents no bound, so these numbers
 # include a margin.
 ARITHMETIC, DIVISION = 2, 8
-# Beyond these magnitudes, XLA might rewrite a program such that it overflows although the original
-# does not.
-LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60
+# Below this magnitude of a denominator, XLA might rewrite a program such that it overflows although
+# the original does not.
+SMALLEST_DENOMINATOR = 1 / LARGEST
 _INFLATION = 1 + 2.0**-44
 _FLOOR = 2.0**-900
 

@@ -16,6 +16,7 @@ from dpjax.proving import _choices as choices
 from dpjax.proving import _loops as loops
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._cells import sum_of_counts, transfer
 from dpjax.proving._elementwise import vanishing
 from dpjax.proving._exact_programs import (
     Path,
@@ -42,7 +43,6 @@ from dpjax.proving._rows import as_dense, counted
 from dpjax.proving._scopes import Scope
 from dpjax.proving._slots import at_one_place
 from dpjax.proving._softmax_gradients import Mark, marked, product
-from dpjax.proving._transfers import sum_of_counts, transfer
 from dpjax.proving._value import (
     Abstract,
     OverflowRefusalError,

@@ -46,7 +46,7 @@ def always(monkeypatch):
 
 def exact_of(target, spec, bounds=(-1, 1)):
     """The bounds, the program with exact sums and its walk."""
-    public = _prove_sensitivity._bounds(bounds, spec)
+    public = _prove_sensitivity.record_bounds(bounds, spec)
     program, sums = _prove_sensitivity.traced(target, spec, public), {}
     jaxpr = _prove_sensitivity._after_the_clamp(program, spec, public)
     _prove_sensitivity._walk(jaxpr, program, public, sums)

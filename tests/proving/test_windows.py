@@ -210,7 +210,7 @@ def test_large_windows_with_padding_contain_zeros():
     """The first window of 1,000 records has 500 of them, and 500 zeros."""
     spec = jax.ShapeDtypeStruct((100_000,), jnp.float32)
     target = lambda x: lax.reduce_window(x, 0.0, lax.add, (1000,), (1,), "SAME")  # noqa: E731
-    public = _prove_sensitivity._bounds((1, 2), spec)
+    public = _prove_sensitivity.record_bounds((1, 2), spec)
     program = _prove_sensitivity.traced(target, spec, public)
     jaxpr = _prove_sensitivity._after_the_clamp(program, spec, public)
     (found,) = _prove_sensitivity._walk(jaxpr, program, public)[1]
