@@ -127,12 +127,6 @@ def nearest_to_zero(low: Array, high: Array) -> Array:
     return np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
 
 
-def _fits(low: Array, high: Array, dtype: np.dtype) -> bool:
-    """Whether a dtype can represent all integers in an interval."""
-    largest = max(float(np.abs(low).max()), float(np.abs(high).max()))
-    return dtype.kind != "f" or largest <= rounding.exact_integers(dtype)
-
-
 def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstract:
     """Returns the value of a sum (`sign` 1) or of a difference (`sign` -1).
 
@@ -148,7 +142,7 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
     low, high = (a.low + b.low, a.high + b.high) if sign > 0 else (a.low - b.high, a.high - b.low)
     pending, at_once = added(a, b, dtype)
     most = max(pending.shift, pending.load)
-    whole = a.whole and b.whole and _fits(low, high, dtype)
+    whole = a.whole and b.whole and rounding.holds(low, high, dtype)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
     # Adding a constant 0 changes nothing.
     constant_ = any(x.is_public and x.magnitude.any() for x in (a, b))
@@ -200,7 +194,7 @@ def multiply(
     a, b = aligned(first, second)
     dtype = dtype or a.dtype
     low, high = corners(a, b, np.multiply)
-    whole = (a.whole and b.whole and _fits(low, high, dtype)) or _makes_integer(a, b, low)
+    whole = (a.whole and b.whole and rounding.holds(low, high, dtype)) or _makes_integer(a, b, low)
     relative = 0.0 if whole else rounding.ARITHMETIC * rounding.unit(dtype)
     gains = b.magnitude, a.magnitude
     tops = float(gains[0].max()), float(gains[1].max())
@@ -237,7 +231,7 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
         gain = rounding.up(y * top ** (y - 1))
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
         raise RefusalError("the power may overflow. Clip its base to a smaller interval")
-    whole = x.whole and _fits(*ends, dtype or x.dtype)
+    whole = x.whole and rounding.holds(*ends, dtype or x.dtype)
     # A power is computed by at most y products, each with a relative error of at most 2 u. So the
     # total relative error is at most e^(2 y u) - 1.
     theta = 0.0 if whole else math.expm1(y * rounding.ARITHMETIC * rounding.unit(dtype or x.dtype))
@@ -402,7 +396,7 @@ def steps(
     ends = function(x.low), function(x.high)
     if x.whole:
         return lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True)
-    if not _fits(*ends, dtype):
+    if not rounding.holds(*ends, dtype):
         raise RefusalError(
             "the result may be an integer that is too large for its dtype. Clip the operand first"
         )

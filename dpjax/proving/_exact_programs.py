@@ -187,11 +187,12 @@ def exact_steps(jaxpr: jex.Jaxpr, line: str = "") -> tuple[str, ...]:
     return tuple(lines)
 
 
-class _Exact(RecordBounds):
+@dataclasses.dataclass(frozen=True)
+class ExactBounds(RecordBounds):
     """Bounds on records, and a list of the sums that a release computes exactly.
 
     Attributes:
-        sums: maps the path of each exact sum in the target to this sum.
+        sums: the path of each exact sum in the target, with the exact sum.
     """
 
     sums: tuple[tuple[Path, Planned], ...] = ()
@@ -207,17 +208,8 @@ class _Exact(RecordBounds):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactBounds(_Exact):
-    """Bounds on records, with exact sums, under replace-one."""
-
-    sums: tuple[tuple[Path, Planned], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class ExactPaddedBounds(_Exact, PaddedRecordBounds):
+class ExactPaddedBounds(ExactBounds, PaddedRecordBounds):
     """Bounds on padded records, with exact sums, under add-or-remove-one."""
-
-    sums: tuple[tuple[Path, Planned], ...] = ()
 
 
 def with_sums(public: RecordBounds, sums: Sums) -> RecordBounds:

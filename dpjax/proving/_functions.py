@@ -215,12 +215,7 @@ def _monotone(
     return rule
 
 
-def _expit(x: Array) -> Array:
-    return scipy.special.expit(x)
-
-
-def _erf(x: Array) -> Array:
-    return scipy.special.erf(x)
+_expit, _erf = scipy.special.expit, scipy.special.erf
 
 
 def _exp_modulus(low: Array, high: Array, d: Array) -> Array:

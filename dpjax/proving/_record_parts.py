@@ -389,11 +389,6 @@ def _falling(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
     return _bound(equation, high), _bound(equation, low)
 
 
-def _difference(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
-    (a, b), (c, d) = operands
-    return a - d, b - c
-
-
 def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
     """Returns the endpoints of an operation that is monotone in each of its two operands."""
     first, second = operands
@@ -501,10 +496,9 @@ def _product(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | Non
 _RULES: dict[str, Callable[[Equation, list[Ends], Fact], Any]] = {
     **dict.fromkeys(_GROWING, _growing),
     **dict.fromkeys(_FALLING, _falling),
-    **dict.fromkeys(names("mul div pow"), _at_corners),
+    **dict.fromkeys(names("sub mul div pow"), _at_corners),
     **dict.fromkeys(_COMPARISONS, _compared),
     "convert_element_type": _converted,
-    "sub": _difference,
     "abs": _absolute,
     "square": lambda equation, operands, fact: _power(operands[0], 2),
     "integer_pow": lambda equation, operands, fact: _power(operands[0], equation.params["y"]),

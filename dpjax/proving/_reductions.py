@@ -91,7 +91,7 @@ def check_sums(units: float, count: int, dtype: np.dtype) -> None:
 
 def is_exact(whole: bool, sizes: np.ndarray, dtype: np.dtype) -> bool:
     """Whether sums of integers are exact, because the dtype can represent all partial sums."""
-    return whole and (dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(dtype))
+    return whole and rounding.holds(sizes, sizes, dtype)
 
 
 class Sums(NamedTuple):

@@ -134,3 +134,9 @@ def sum_units(count: int, dtype: np.dtype) -> float:
 def exact_integers(dtype: np.dtype) -> float:
     """Returns the largest magnitude up to which sums of integers are exact, in any order."""
     return 2.0 ** (jnp.finfo(dtype).nmant + 1) if is_float(dtype) else 2.0**52
+
+
+def holds(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether a dtype can represent all integers in an interval."""
+    largest = max(float(np.abs(low).max()), float(np.abs(high).max()))
+    return dtype.kind != "f" or largest <= exact_integers(dtype)

@@ -54,6 +54,11 @@ def _clipped_by_a_factor(x):
     return rows * jnp.where(norms <= 1.5, 1.0, 1.5 / norms)
 
 
+def _clipped_by_a_chosen_product(x):
+    rows, norms = _rows(x)
+    return jnp.where(norms > 0.7, rows * lax.stop_gradient(0.7 / jnp.maximum(norms, 0.01)), rows)
+
+
 def _clipped_by_a_minimum(x):
     rows, norms = _rows(x)
     return rows * jnp.minimum(1.0, 0.5 / norms)
@@ -114,6 +119,7 @@ PROGRAMS = {
     ).sum(1),
     "clipped by a choice": _clipped,
     "clipped by a chosen factor": _clipped_by_a_factor,
+    "clipped by a chosen product": _clipped_by_a_chosen_product,
     "clipped by a minimum": _clipped_by_a_minimum,
     "a sum of clipped trees": _clipped_tree,
     "a moving average": lambda x: lax.scan(lambda c, v: (1.5 * c + v, c * v), 0.3, x),
