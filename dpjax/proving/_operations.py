@@ -99,7 +99,7 @@ OPERATIONS: dict[str, Operation] = {
     "mul": Operation(elementwise.multiply, at_one_place, PRODUCT, instead=_BOTH),
     "div": Operation(elementwise.quotient, at_one_place, QUOTIENT, instead=_DIVISION),
     "rem": Operation(elementwise.remainder, at_one_place),
-    "neg": Operation(elementwise.negative, at_one_place, MOVES),
+    "neg": Operation(elementwise.negative, at_one_place, MOVES, remedy=_POINTS),
     "abs": Operation(elementwise.absolute, at_one_place),
     "square": Operation(elementwise.SQUARE, at_one_place, POWER, instead=_CENTERED),
     "integer_pow": Operation(elementwise.integer_power, at_one_place, POWER, instead=_CENTERED),
