@@ -6,10 +6,10 @@ import calls
 LIMITS = {
     "warm mean, 1,000 records": (50, 8),
     "warm histogram, 1,000 records": (64, 10),
-    "trace of a step of DP-SGD": (1850, 16),
+    "trace of a step of DP-SGD": (1850, 17),
     "warm sampling in one chunk": (360, 26),
-    "warm step of DP-SGD": (23, 7),
-    "10 further steps of fit": (53, 6),
+    "warm step of DP-SGD": (24, 8),
+    "10 further steps of fit": (71, 6),
     "10 further chunks of a sampling": (176, 8),
 }
 
