@@ -86,6 +86,8 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
     upper bound on |r|, which is at most the previous one.
     """
     count, sums = as_floats(sums)[..., :1], as_floats(sums)[..., 1:]
+    if facts.get("from_ends"):  # The sums of distances from the upper and the lower end.
+        count, sums = (sums + count) / 2, (sums - count) / 2
     bounds = _bounds_of_differences(facts, tail)
     low, high = -np.ones_like(sums), np.ones_like(sums)
     # A noisy count of 0 or less gives no information about the quotient.
@@ -108,10 +110,15 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
 def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
     """Returns bounds on |Y - r Z| for r = 0, 1/64, ..., 1, for error probability `tail`.
 
-    Y and Z are the errors of two released sums by noise and rounding, in units of the sums.
+    Y and Z are the errors of two sums by noise and rounding, in units of the sums. If the sums of
+    distances from both ends are released, Y and Z are half of their difference and of their sum.
     """
     ratios = np.arange(_RATIOS + 1) / _RATIOS
-    return _bounds_of_sums(np.stack([np.ones_like(ratios), ratios], axis=-1), facts, tail)
+    weights = [np.ones_like(ratios), ratios]
+    if facts.get("from_ends"):
+        weights = [(1 + ratios) / 2, (1 - ratios) / 2]
+    # For a low confidence, a larger weight may have a smaller quantile.
+    return np.maximum.accumulate(_bounds_of_sums(np.stack(weights, axis=-1), facts, tail))
 
 
 def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> np.ndarray:

@@ -35,6 +35,7 @@ from dpjax.queries._second_moments import (
 from dpjax.queries._sums import (
     FINE_BITS,
     coarse,
+    coarse_reach,
     coarsening,
     fine_exponent,
     to_units,
@@ -61,7 +62,8 @@ def private_mean(
 
     The release is a noisy sum of the records' differences from the middle of the interval. Under
     replace-one the sum is divided by n, which is public. Under add-or-remove-one the sum is divided
-    by a noisy count, from the same release.
+    by a noisy count, from the same release. For records of shape (n,), this release consists of the
+    sums of distances from both ends, and their noise is that of an average with less error.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -123,19 +125,23 @@ def private_mean(
     middle, half = middle_and_half(low, high)
     shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
 
+    relation, count = relation_or_inherited(relation), math.prod(shape)
+    from_ends = is_from_ends(relation, count)
+
     def average(query: IntegerQuery, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
         totals = in_units_of(query.unit, value)
-        return _average(totals, n, query.unit, (middle, half, low, high)).reshape(shape)
+        found = _average_from_ends if from_ends else _average
+        return found(totals, n, query.unit, (middle, half, low, high)).reshape(shape)
 
     return released(
         key,
         database,
-        lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
+        lambda capacity: _centered_sums(low, high, capacity, count, from_ends),
         average,
-        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
+        terms=Terms(epsilon, delta, relation, name, by, drops),
         what="mean",
         kind="mean",
-        facts={"lower": low, "upper": high},
+        facts={"lower": low, "upper": high, "from_ends": from_ends},
     )
 
 
@@ -149,15 +155,34 @@ def _average(
     return jnp.clip(middle + totals[1:] / count, low, high)
 
 
+@compiled
+def _average_from_ends(
+    totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
+) -> jax.Array:
+    """Computes an average from noisy sums of distances from the upper and the lower end."""
+    centered = jnp.stack([totals[0] + totals[1], totals[1] - totals[0]]) / 2
+    return _average(centered, n, unit, interval)
+
+
+def is_from_ends(relation: NeighboringRelation, dims: int) -> bool:
+    """Returns whether an average is computed from sums of distances from both ends."""
+    return dims == 1 and NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
 @functools.lru_cache(maxsize=64, typed=True)
-def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
+def _centered_sums(
+    low: float, high: float, capacity: int, dims: int, from_ends: bool = False
+) -> IntegerQuery:
     """Returns the query of a scaled count and of sums around the middle of [low, high].
 
     The count is multiplied by half of the interval's length, so that adding a record changes the
-    count by as much as a sum.
+    count by as much as a sum. With `from_ends`, for one sum, the query returns the scaled count
+    minus the sum, and plus the sum: the sums of distances from the upper and the lower end. An
+    added record changes both together by the length of the interval in the norm l1, which is as
+    much as a scaled count and a sum, but their noise is in the sum and in the count by half each.
     """
     middle, half = middle_and_half(low, high)
-    exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
+    exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS) + from_ends
     weight = math.ceil(math.ldexp(half, -exponent))
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
@@ -169,10 +194,16 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Integer
     def finish(totals: Totals) -> jax.Array:
         count, sums = (Limbs(*(limb[0] for limb in total)) for total in totals)
         counted = _limbs.multiply(_limbs.constant(weight), count)
+        if from_ends:
+            counted, sums = _limbs.subtract(counted, sums), _limbs.add(counted, sums)
         return coarse(Limbs(*map(jnp.append, counted, sums)), bits)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         half = Fraction(weight, 2**bits)
+        if from_ends and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return coarse_reach(Fraction(2 * weight), dims=2, bits=bits, norm=norm)
+        if from_ends:  # One of the sums grows by as much as the other one falls.
+            return norm_up([Fraction(math.ceil(2 * half))] * 2, norm)
         if relation is NeighboringRelation.REPLACE_ONE:  # The count does not change.
             return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
         return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)

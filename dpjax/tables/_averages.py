@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._core._labels import Axis
 from dpjax._core._types import Key
 from dpjax._core._values import Release
-from dpjax.queries._moments import _centered_sums, private_mean, private_variance
+from dpjax.queries._moments import _centered_sums, is_from_ends, private_mean, private_variance
 from dpjax.queries._people import PerPerson
 from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
 from dpjax.queries._second_moments import second_moments_query
@@ -141,7 +141,9 @@ class AveragesOfTable(CountsOfTable):
 
         def ask(low: float, high: float, cost: Cost) -> Asked:
             asked = self._asked("mean", [column], about=(low, high), **rows)
-            terms = self._terms(asked, cost, _centered_sums(low, high, self.most_rows, 1))
+            from_ends = is_from_ends(self.relation, 1)
+            query = _centered_sums(low, high, self.most_rows, 1, from_ends)
+            terms = self._terms(asked, cost, query)
             how = {**terms, "lower": low, "upper": high, "missing": self._missing}
             database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
             return Asked(asked, lambda key: in_float64(private_mean(key, database, **how), mean_of))

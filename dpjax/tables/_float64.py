@@ -61,6 +61,8 @@ def mean_of(measured: dict[str, Any], facts: dict[str, Any]) -> np.ndarray:
     """Computes averages in float64, by the formula of `private_mean`."""
     middle, half = middle_and_half(facts["lower"], facts["upper"])
     sums = np.asarray(measured["sums"], np.float64) * facts["unit"]
+    if facts["from_ends"]:
+        sums = np.stack([sums[..., 0] + sums[..., 1], sums[..., 1] - sums[..., 0]], axis=-1) / 2
     count = measured["n"]
     if count is None:
         count = np.maximum(sums[..., :1], facts["unit"]) / half
