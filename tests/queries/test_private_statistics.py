@@ -169,6 +169,8 @@ def test_totals_of_any_number_of_records_fit(capacity):
     for half in (1e-3, 1.0, 7.7):
         query = _moments._centered_sums(-half, half, capacity, 1)
         assert half * capacity <= 2**30 * query.unit
+        query = _moments._centered_sums(-half, half, capacity, 1, from_ends=True)
+        assert 2 * half * capacity <= 2**30 * query.unit
 
 
 @pytest.mark.slow
@@ -219,10 +221,10 @@ def test_no_record_moves_what_gets_noise_further(triangles, norm):
     assert moved.max() <= query.sensitivity(norm, relation=ADD).value
 
 
-@pytest.mark.parametrize("coordinates", [1, 3])
-def test_no_record_moves_count_and_sums_further(coordinates):
+@pytest.mark.parametrize(("coordinates", "from_ends"), [(1, False), (3, False), (1, True)])
+def test_no_record_moves_count_and_sums_further(coordinates, from_ends):
     low, high = -2.0, 5.0
-    query = _moments._centered_sums(low, high, 3, coordinates)
+    query = _moments._centered_sums(low, high, 3, coordinates, from_ends)
     records = np.random.default_rng(0).choice(
         np.float32([low, high, 1.5, np.nan, 1e38, -np.inf]), (300, coordinates)
     )
