@@ -1,5 +1,6 @@
 """Loops of many steps, on all pairs of neighbors over three values."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -206,7 +207,10 @@ def test_a_loop_whose_later_steps_multiply_by_1_is_proved():
         lambda x: lax.scan(lambda w, r: (w * r, None), x.mean(), rates)[0],
         lambda x: lax.fori_loop(0, 60, lambda i, w: w * jnp.where(i < 4, 0.05, 1.0), x.mean()),
     ):
-        assert bounds_of(target, spec, (0, 1))["l1"] < 1
+        found = np.inf
+        with contextlib.suppress(RefusalError):
+            found = bounds_of(target, spec, (0, 1))["l1"]
+        assert found < 1
 
 
 def test_what_was_not_walked_holds_nothing():
