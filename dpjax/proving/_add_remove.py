@@ -39,15 +39,7 @@ from dpjax.proving._slots import (
     scattered,
     tight_exact_sums,
 )
-from dpjax.proving._value import (
-    Abstract,
-    Pending,
-    RefusalError,
-    Tighter,
-    constant,
-    meet,
-    over,
-)
+from dpjax.proving._value import Abstract, Pending, RefusalError, Tighter, constant, meet, over
 from dpjax.proving._walk import Step, Walk
 
 # Functions with a lemma that treat each entry of an array separately, mapped to the index of this

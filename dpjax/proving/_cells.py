@@ -34,14 +34,7 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._rows import aligned
-from dpjax.proving._value import (
-    Abstract,
-    Difference,
-    RefusalError,
-    anywhere,
-    changing_with,
-    meet,
-)
+from dpjax.proving._value import Abstract, Difference, RefusalError, anywhere, changing_with, meet
 
 _FLOATS, _MOST_INTEGERS, _MOST_BASES = 256, 1024, 2
 

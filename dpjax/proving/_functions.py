@@ -21,13 +21,7 @@ from dpjax.proving._elementwise import (
     nearest_to_zero,
 )
 from dpjax.proving._rows import aligned, stretched
-from dpjax.proving._value import (
-    Abstract,
-    RangeRefusalError,
-    RefusalError,
-    changing_with,
-    over,
-)
+from dpjax.proving._value import Abstract, RangeRefusalError, RefusalError, changing_with, over
 
 
 def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:

@@ -13,15 +13,7 @@ from dpjax.proving._choices import check_booleans
 from dpjax.proving._layout import accumulated, place
 from dpjax.proving._reductions import axes_after, check_surrounded
 from dpjax.proving._rows import aligned, as_dense
-from dpjax.proving._value import (
-    Abstract,
-    Difference,
-    Moves,
-    RefusalError,
-    flushed,
-    over,
-    result_of,
-)
+from dpjax.proving._value import Abstract, Difference, Moves, RefusalError, flushed, over, result_of
 
 
 def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:

@@ -449,9 +449,7 @@ _LEMMAS: dict[
         ("variance", functools.partial(_variance, _MOMENTS, lemmas.variance_by_moments)),
         ("log_softmax", functools.partial(_of_a_maximum, jax.nn.log_softmax, lemmas.log_softmax)),
     ],
-    "add": [
-        ("logsumexp", functools.partial(_of_a_maximum, jax.nn.logsumexp, lemmas.logsumexp)),
-    ],
+    "add": [("logsumexp", functools.partial(_of_a_maximum, jax.nn.logsumexp, lemmas.logsumexp))],
     "dot_general": [
         ("mean by softmax weights", _pooled),
         ("sum of clipped records", sum_of_clipped),

@@ -16,14 +16,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._guarantee import shown_number
 from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._proof import (
-    Ball,
-    Bound,
-    Categories,
-    PaddedRecordBounds,
-    Proof,
-    RecordBounds,
-)
+from dpjax._core._proof import Ball, Bound, Categories, PaddedRecordBounds, Proof, RecordBounds
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._record_bounds import padded_record_bounds, record_bounds, record_specs
 from dpjax._core._records import PaddedRecords

@@ -31,13 +31,7 @@ from dpjax.proving._exact_programs import (
 from dpjax.proving._exact_sums import worth_it
 from dpjax.proving._operations import Operation, operation_of
 from dpjax.proving._order_statistics import Combination, combination, is_sorted
-from dpjax.proving._patterns import (
-    Found,
-    exponentials_of,
-    improved,
-    meeting,
-    of_call,
-)
+from dpjax.proving._patterns import Found, exponentials_of, improved, meeting, of_call
 from dpjax.proving._pending import carried
 from dpjax.proving._rows import as_dense, counted
 from dpjax.proving._scopes import Scope
