@@ -97,8 +97,11 @@ def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.nd
     rows = len(entries) if column.is_text else len(column.entries)
     counts = (known & present & (cells.codes >= 0))[:rows].tolist()
     every = zip(counts, cells.codes.tolist(), shown, strict=False)
-    found = np.array([f"{code} {entry}" if yes else None for yes, code, entry in every] + [""])
-    return found[:-1].astype(object)
+    # If all rows count, NumPy would choose an array of texts, which loses NUL characters at their
+    # ends: one row that does not count would change the texts of other rows.
+    found = np.empty(len(counts), object)
+    found[:] = [f"{code} {entry}" if yes else None for yes, code, entry in every]
+    return found
 
 
 def keys_in_groups(

@@ -209,3 +209,12 @@ def test_a_row_is_one_key_of_one_group_whatever_the_others_are():
         assert [one for row in ROWS for one in entries([row], column)] == together
     assert entries(ROWS, "x") == ["0 10", None, None, "1 99", None, None]
     assert entries(ROWS, "g") == ["0 a", None, None, "1 b", None, None]
+    # An array of texts would lose NUL characters, and a missing entry makes an array of objects.
+    ends = ["a", "a\0", "a\0\0"]
+    for texts in (ends, [*ends, None]):
+        frame = {"t": np.array(texts, object), "g": np.array(["a"] * len(texts))}
+        one = dpjax.PrivateTable(frame, most_rows=4)
+        asked = one._asked("keys", ["t"], by={"g": ["a"]})
+        given = one._frame.entries_of("t", asked.present)
+        found = entries_in_groups(asked.cells, one._frame["t"], given, asked.present)
+        assert found.tolist()[:3] == ["0 a", "0 a\0", "0 a\0\0"]
