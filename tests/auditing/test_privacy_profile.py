@@ -290,7 +290,9 @@ def test_pairs_are_others_than_those_of_a_sensitivity(key):
     profile = dpjax.privacy_profile(
         key, (jnp.mean, dpjax.laplace(1.0, 1.0)), exponential, n=N, m=100
     )
-    assert np.all(np.abs(profile.band.points[:, None] - np.asarray(distances)[None]) > 1e-7)
+    # Points are distances, rounded up by less than 2e-5: of the same pairs, all would be near one.
+    apart = np.abs(profile.band.points[:, None] - np.asarray(distances)[None])
+    assert np.mean(apart.min(axis=1) < 2e-5) < 0.3
 
 
 def test_what_is_refused(key):

@@ -157,6 +157,9 @@ def test_narrow_integers(dtype):
 def test_halves_go_up():
     values = jnp.asarray([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])
     assert integers(compiled(values, 0)) == [-2, -1, 0, 1, 2, 3]
+    assert integers(modulo(values, 0)) == [-2, -1, 0, 1, 2, 3]
+    with jax.enable_x64(True):
+        assert integers(compiled(values.astype("float64"), 0)) == [-2, -1, 0, 1, 2, 3]
     # The control: half-to-even moves two numbers at distance 1 by 2, or by 0.
     assert jnp.round(values).tolist() == [-2, -2, 0, 0, 2, 2]
 
