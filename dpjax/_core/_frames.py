@@ -136,10 +136,34 @@ def moments_of(leaf: PyTree) -> Moments | None:
 
 def texts_of(leaf: PyTree) -> np.ndarray:
     """Returns the entries of a column of texts or of objects, as a NumPy array of objects."""
-    if _is_of_a_library(leaf):
-        # If an Arrow dictionary were converted to NumPy, its missing entries would look like texts.
-        leaf = _wrapped("column", leaf)[1].to_list()
-    return np.asarray(leaf, object)
+    if not _is_of_a_library(leaf):
+        return np.asarray(leaf, object)
+    series = _wrapped("column", leaf)[1]
+    arrow = _arrow_of(series)
+    # If an Arrow dictionary were converted to NumPy, its missing entries would look like texts.
+    return _objects(series.to_list() if arrow is None else _entries_of_arrow(arrow))
+
+
+def _objects(entries: Sequence[object]) -> np.ndarray:
+    """Returns an array with one object for each entry, also if all entries are equally long."""
+    return np.fromiter(entries, object, len(entries))
+
+
+_TEXTS_OF_ARROW = {"string", "large_string", "string_view"}
+
+
+def _entries_of_arrow(array: Any) -> list[Any]:
+    """Returns the entries of an Arrow array.
+
+    Arrow does not check that its strings are valid UTF-8. So invalid bytes are kept as surrogates:
+    an error would depend on one row.
+    """
+    if hasattr(array.type, "value_type") and "dictionary" in str(array.type):
+        array = _with_wide_indices(array).cast(array.type.value_type)
+    if str(array.type) not in _TEXTS_OF_ARROW:
+        return array.to_pylist()
+    entries = array.cast("large_binary").to_pylist()
+    return [x if x is None else x.decode("utf-8", "surrogateescape") for x in entries]
 
 
 def dtype_of(leaf: PyTree) -> object:
@@ -219,8 +243,9 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
     dtype: Any = series.dtype
     if dtype in (nw.Categorical, nw.Enum):
         return _of_categories(series)
-    if dtype == nw.String and series.implementation.is_pyarrow():
-        return _of_dictionary(series.to_native().dictionary_encode())
+    arrow = _arrow_of(series) if dtype == nw.String else None
+    if arrow is not None:
+        return _of_dictionary(arrow.dictionary_encode())
     if dtype in (nw.String, nw.Object):
         return _texts(texts_of(series))
     known = ~series.is_null().to_numpy()
@@ -248,7 +273,7 @@ def _integers(series: Any, dtype: Any) -> np.ndarray:
 
 def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
     """Converts a categorical column to a column with the dtype of its categories."""
-    dictionary = _dictionary_of(series)
+    dictionary = _arrow_of(series)
     if dictionary is not None:
         return _of_dictionary(dictionary)
     if not series.implementation.is_pandas_like():
@@ -257,23 +282,38 @@ def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
     return _of_codes(native.dtype.categories, np.asarray(native.cat.codes))
 
 
-def _dictionary_of(series: Any) -> Any:
-    """Returns the Arrow array of a categorical column; None if another library stores it."""
+def _arrow_of(series: Any) -> Any:
+    """Returns the Arrow array of a column; None if another library stores it."""
     native = series.to_native()
     if series.implementation.is_pyarrow():
         return native
-    is_arrow = hasattr(native.dtype, "pyarrow_dtype")  # A column of pandas may be stored by Arrow.
+    # Arrow may store a column of pandas.
+    dtype = native.dtype
+    is_arrow = hasattr(dtype, "pyarrow_dtype") or getattr(dtype, "storage", "") == "pyarrow"
     return sys.modules["pyarrow"].chunked_array([series.to_arrow()]) if is_arrow else None
+
+
+def _with_wide_indices(array: Any) -> Any:
+    """Returns a dictionary-encoded array whose indices have 32 bits.
+
+    Chunks with narrow indices could have too many distinct entries together.
+    """
+    pyarrow, kind = sys.modules["pyarrow"], array.type
+    wide = [
+        pyarrow.DictionaryArray.from_arrays(chunk.indices.cast("int32"), chunk.dictionary)
+        for chunk in array.chunks
+    ]
+    return pyarrow.chunked_array(wide, pyarrow.dictionary("int32", kind.value_type))
 
 
 def _of_dictionary(native: Any) -> np.ndarray | Numbers | Texts | None:
     """Converts a dictionary-encoded column of Arrow, hashing each distinct string only once."""
-    whole = native.unify_dictionaries().combine_chunks()
+    whole = _with_wide_indices(native).unify_dictionaries().combine_chunks()
     codes = whole.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
     categories = whole.dictionary
     # If the strings remained an Arrow array, `exact_column` would dictionary-encode them again.
-    if "string" in str(categories.type):
-        categories = np.asarray(categories.to_pylist(), object)
+    if str(categories.type) in _TEXTS_OF_ARROW:
+        categories = _objects(_entries_of_arrow(categories))
     return _of_codes(categories, codes)
 
 
@@ -302,7 +342,7 @@ def _categories(series: Any) -> Any:
 
     Categories of polars are always strings.
     """
-    dictionary = _dictionary_of(series)
+    dictionary = _arrow_of(series)
     if dictionary is not None:
         return sys.modules["pyarrow"].array([], dictionary.type.value_type)
     return series.to_native().dtype.categories if series.implementation.is_pandas_like() else None

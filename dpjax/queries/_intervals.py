@@ -32,8 +32,8 @@ from dpjax.queries._bernstein import moments_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import Moments
 
-# A bound on rounding errors in float32, relative to the largest magnitude of a record.
-_FLOATS = 2.0**-21
+# Bounds on rounding errors in float32 and float64, relative to the largest magnitude of a record.
+_FLOATS, _LONG_FLOATS = 2.0**-21, 2.0**-50
 
 
 @intervals_of("mean")
@@ -42,14 +42,16 @@ def _of_mean(
 ) -> Ends:
     """Returns an interval of an average of numbers that are clipped to [lower, upper].
 
-    The release contains the count times half of the length of [lower, upper], and the sum of the
-    differences from the middle of [lower, upper]. So their quotient is in [-1, 1].
+    Let h be half of the length of [lower, upper]. The sums are the count times h and the sum of the
+    differences from the middle, or the sums of distances from both ends. Their quotient, or that of
+    half the difference and half the sum of the distances, is in [-1, 1].
     """
     lower, upper = facts["lower"], facts["upper"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
     together = facts["coordinates"] if simultaneous else 1
     ratio = _means(measured["sums"], measured["n"], half, facts, (1 - confidence) / together)
-    spared = _FLOATS * max(abs(lower), abs(upper))
+    is_long = np.result_type(value) == np.float64
+    spared = (_LONG_FLOATS if is_long else _FLOATS) * max(abs(lower), abs(upper))
     first, last = (
         np.clip(middle + half * end + side, lower, upper).reshape(np.shape(value))
         for end, side in zip(ratio, (-spared, spared), strict=True)

@@ -92,16 +92,17 @@ def private_mean(
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2, a record changes each
-        of d sums by at most 2 h under replace-one. Under add-or-remove-one it changes each sum by
-        at most h, and h times the count by h. For Laplace noise, with probability 1 - beta every
-        average is within 2 h d ln(d / beta) / (epsilon n) of the true average under replace-one.
-        Under add-or-remove-one it is within 2 h e / (n - e), where e = (d + 1) ln((d + 1) / beta) /
-        epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots, and the rounding of floats. By
-        group, n is the size of a group. It is private under both relations, and counted in the same
-        release. A replaced record changes two groups, so e is twice as large. If records with
-        missing numbers are left out and the dtype allows missing numbers, as floats do, n is
-        private and counted, too. Under replace-one, e is then max(2 d, d + 1) ln((d + 1) / beta) /
-        epsilon.
+        of d sums by at most 2 h under replace-one. Under add-or-remove-one and with d = 1, it
+        changes the sums of distances from `lower` and from `upper` by at most 2 h together; with d
+        > 1, it changes each sum by at most h, and h times the count by h. For Laplace noise, with
+        probability 1 - beta every average is within 2 h d ln(d / beta) / (epsilon n) of the true
+        average under replace-one. Under add-or-remove-one it is within 2 h e / (n - e), where e =
+        (d + 1) ln((d + 1) / beta) / epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots, and
+        the rounding of floats. By group, n is the size of a group. It is private under both
+        relations, and counted in the same release. A replaced record changes two groups, so e is
+        twice as large. If records with missing numbers are left out and the dtype allows missing
+        numbers, as floats do, n is private and counted, too. Under replace-one, e is then max(2 d,
+        d + 1) ln((d + 1) / beta) / epsilon.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Li, Lyu, Su and Yang, "Differential Privacy: From

@@ -21,6 +21,37 @@ T = TypeVar("T")
 ROWS = 2**18
 
 
+class _Batch(Frame):
+    """One batch, which refuses columns of another kind than in the first batch.
+
+    A reader that infers dtypes may read one row of a batch as another kind, and with it all others.
+    """
+
+    def __init__(self, columns: Table, most_rows: int, kinds: Mapping[str, str]) -> None:
+        """Keeps the kinds of the columns that will be used."""
+        super().__init__(columns, most_rows)
+        self._kinds = kinds
+
+    def __getitem__(self, name: str) -> Column:
+        """Returns a column, if it is of the same kind as in the first batch."""
+        kind = _kind(self, name)
+        if kind != self._kinds[name]:
+            raise TypeError(
+                f"column {_checks.shown(name)} must have one dtype in all batches, got"
+                f" {self._kinds[name]} and {kind}: cast it where the batches are made"
+            )
+        return super().__getitem__(name)
+
+
+def _kind(frame: Frame, name: str) -> str:
+    """Describes the dtype of a column, including whether it allows missing entries."""
+    column, moments = Frame.__getitem__(frame, name), frame.kind_of(name)
+    if column.is_text:
+        return "texts"
+    nullable = column.may_miss and column.entries.dtype.kind != "f"
+    return moments or f"{'nullable ' * nullable}{column.entries.dtype}"
+
+
 class LargeFrame(Frame):
     """A frame that is read in batches, and raises an error if a whole column is used.
 
@@ -84,7 +115,7 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
     def of_batches(
         function: Callable[[Iterator[PaddedRecords]], Any], batches: Iterator[Table]
     ) -> Any:
-        frames = (Frame(batch, rows) for batch in batches)
+        frames = (_Batch(batch, rows, kinds) for batch in batches)
         if people is None:
             return function(map(of_batch, frames))
         # The iterator is closed even after an error. Otherwise the traceback would keep files open
@@ -98,6 +129,7 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
     like = of_batch(structure)
     # If no column is used, one column is read to count the rows.
     used = structure.used or list(large.columns)[:1]
+    kinds = {name: _kind(structure, name) for name in used}
 
     def each(function: Callable[[Iterator[PaddedRecords]], Any]) -> Iterator[Any]:
         return large.batches.each(used, rows, functools.partial(of_batches, function))
@@ -155,7 +187,6 @@ def frames_of_people(
             rows = np.zeros(batch.rows, record)
             for name in names:
                 column = batch[name]
-                _check_alike(like[name], column)
                 rows[_entries(name)] = column.entries[: batch.rows]
                 rows[_known(name)] = column.known[: batch.rows]
             bucket = _bucket_of(batch[person], buckets)[: batch.rows]
@@ -175,23 +206,6 @@ def _bucket_of(column: Column, buckets: int) -> np.ndarray:
     ids, _ = as_int64(column)
     mixed = (ids.view(np.uint64) * _ODD) >> np.uint64(33)
     return mixed.astype(np.int64) % buckets
-
-
-def _check_alike(like: Column, column: Column) -> None:
-    kinds = [_kind(one) for one in (like, column)]
-    if kinds[0] != kinds[1]:
-        raise TypeError(
-            f"column {_checks.shown(like.name)} must have one dtype in all batches, got {kinds[0]}"
-            f" and {kinds[1]}: cast it where the batches are made"
-        )
-
-
-def _kind(column: Column) -> str:
-    """Describes the dtype of a column, including whether it allows missing entries."""
-    if column.is_text:
-        return "texts"
-    nullable = column.may_miss and column.entries.dtype.kind != "f"
-    return f"nullable {column.entries.dtype}" if nullable else str(column.entries.dtype)
 
 
 def _entries(name: str) -> str:

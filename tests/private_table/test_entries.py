@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import dpjax
+from dpjax._core._frames import texts_of
 
 BIG = 2**53
 EVEN = [BIG, BIG + 1, BIG + 2, BIG + 3, None]
@@ -138,6 +139,44 @@ def test_objects_of_pandas_are_texts_and_errors_say_so():
         with pytest.raises(TypeError, match="Objects of pandas count as texts"):
             of_numbers()
     assert int(table.count(by={"day": ["2020-01-01"]}, epsilon=200.0).value[0]) == 1
+
+
+@pytest.mark.parametrize("last", [("A", "B"), ("A", "B", "C"), None])
+def test_the_length_of_one_object_changes_no_other_entry(last):
+    """NumPy makes one array of two axes of objects that are all of one length."""
+    objects = pl.Series("c", [("A", "B")] * 9 + [last], dtype=pl.Object)
+    found = texts_of(objects)
+    assert found.shape == (10,)
+    assert found[0] == ("A", "B")
+    table = dpjax.PrivateTable({"c": objects}, most_rows=16)
+    assert int(table.count(by={"c": ["A"]}, epsilon=200.0).value[0]) == 0
+
+
+def of_arrow(texts):
+    table = pa.table({"c": pa.array(texts, pa.binary()).view(pa.string())})
+    pandas = table.to_pandas(types_mapper=pd.ArrowDtype)
+    return table, pandas, pandas.astype({"c": pd.StringDtype("pyarrow")})
+
+
+@pytest.mark.parametrize("last", [b"b", b"\xff"])
+def test_invalid_utf_8_in_one_row_raises_no_error(last):
+    """Neither Arrow nor a file of Parquet checks it."""
+    for frame in of_arrow([b"a"] * 9 + [last]):
+        table = dpjax.PrivateTable(frame, most_rows=16)
+        assert int(table.count(by={"c": ["a"]}, epsilon=200.0).value[0]) == 9
+        assert len(set(texts_of(frame["c"]))) == 2
+
+
+@pytest.mark.parametrize("more", [7, 8, 100])
+def test_chunks_of_narrow_indices_may_have_many_distinct_entries_together(more):
+    """Indices of 8 bits count to 127, and a row with the 129th entry would be an error."""
+    chunks = [
+        pa.Table.from_pandas(pd.DataFrame({"c": pd.Categorical([f"{p}{i}" for i in range(n)])}))
+        for p, n in (("a", 120), ("b", more))
+    ]
+    table = dpjax.PrivateTable(pa.concat_tables(chunks), most_rows=256)
+    counts = table.count(by={"c": ["a1", "b1", "c"]}, epsilon=200.0).value
+    assert counts.tolist() == [1, 1, 0]
 
 
 def test_what_nothing_is_known_about_prints_so():

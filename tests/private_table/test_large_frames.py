@@ -260,6 +260,22 @@ def test_a_batch_whose_integers_alone_may_be_missing_is_refused():
         table.sum("age", bounds=(-5, 5), epsilon=1.0, key=KEY)
 
 
+@pytest.mark.parametrize("people", [{}, {"person": "id", "rows": 2}], ids=["rows", "people"])
+def test_a_batch_of_another_kind_is_refused(people):
+    """One missing id makes pandas read all ids of a batch as floats, in which large ones meet."""
+    ids = pd.DataFrame({"id": [2**60, 2**60 + 1]}), pd.DataFrame({"id": [2**60 + 1, None]})
+    day, midnight = datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1)
+    days = [pl.DataFrame({"id": [1], "day": [each]}) for each in (day, midnight)]
+    asked = (
+        (ids, lambda table: table.count(where=lambda row: row["id"] > 2**60, epsilon=1.0)),
+        (days, lambda table: table.mean("day", bounds=(day, datetime.date(2021, 1, 1)), epsilon=1)),
+    )
+    for batches, ask in asked:
+        table = dpjax.PrivateTable(lambda batches=batches: iter(batches), most_rows=8, **people)
+        with pytest.raises(TypeError, match=r"one dtype in all batches, got (int64|dates) and"):
+            ask(table)
+
+
 def test_partitions_without_an_order_are_refused_for_people():
     dask = pytest.importorskip("dask.dataframe")
     with pytest.raises(ValueError, match="frame must have batches in a fixed order"):
