@@ -116,7 +116,8 @@ class _Ratios(Reader):
             return number, number
         if np.dtype(aval(at[0]).dtype).kind == "b":
             return 0.0, 1.0
-        x = self.value(at)
+        node = self.node(at)  # An array of an inner program may be an operand of the program.
+        x = node.scope.value(node.atom)
         return None if x is None else (float(x.low.min()), float(x.high.max()))
 
     def same(self, first: At, second: At, depth: int = _DEPTH) -> bool:
@@ -222,6 +223,10 @@ class _Ratios(Reader):
         node = self.node(at)
         if node.name == "mul":
             return self.factor(tuple(node.operands), b)
+        if node.name == "select_n" and self.number(node.operands[1]) == 0:
+            # where(chosen, x, 0) is the product of `chosen`, which is 0 or 1, and x.
+            chosen, *_, x = node.operands
+            return self.factor((chosen, x), b) if len(node.operands) == 3 else None
         if node.name == "and":
             found = [self.factor((operand,), b) for operand in node.operands]
             known = next((x for x in found if x is not None), None)

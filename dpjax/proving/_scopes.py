@@ -140,5 +140,13 @@ class Reader:
         # A cast to float rounds the number, and the error of the lemma covers this rounding. A cast
         # to an integer may turn 1.9 into 1.
         dtype = np.dtype(aval(node.equation.outvars[0]).dtype)
+        number = self.number(node.operands[0])
         is_float = dtype.kind == "f" and dtype.itemsize >= 4
-        return self.number(node.operands[0]) if is_float else None
+        return number if is_float or number is None or _is_kept(number, dtype) else None
+
+
+def _is_kept(number: float, dtype: np.dtype) -> bool:
+    """Whether a cast to an integer dtype keeps the number, which is below 2^53."""
+    if dtype.kind not in "iu" or abs(number) >= 2**53 or not number.is_integer():
+        return False
+    return np.iinfo(dtype).min <= number <= np.iinfo(dtype).max

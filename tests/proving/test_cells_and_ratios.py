@@ -1,5 +1,7 @@
 """Cells, ratios of sums, clips by a choice and loops over records, on all pairs of neighbors."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -372,3 +374,51 @@ def test_a_program_with_several_results_is_no_clip():
         return first.sum(0) + second.sum(0)
 
     assert bound_of(program, spec, (-1, 1)) >= 6
+
+
+def guarded(of_chosen, least):
+    """A sum of chosen numbers, divided by how many there are."""
+
+    def program(database):
+        chosen = database["w"] > 0.5
+        total = of_chosen(chosen, database["x"])
+        return total / least(chosen.sum()).astype(total.dtype)
+
+    return program
+
+
+def bound_of_chosen(program, n):
+    records = {name: jax.ShapeDtypeStruct((n,), jnp.float32) for name in ("x", "w")}
+    bounds = {"x": (-1, 1), "w": (0, 1)}
+    return dpjax.prove_sensitivity(program, records, bounds=bounds, norm="l1").value
+
+
+def most_moved(program):
+    """By one of three records, of all databases of corners."""
+    rows = np.array([*itertools.product((-1.0, 0.0, 1.0), (0.0, 1.0))], np.float32)
+    places = np.array([*itertools.product(range(6), repeat=3)])
+    found = jax.vmap(program)({"x": rows[places][..., 0], "w": rows[places][..., 1]})
+    apart = np.abs(np.asarray(found)[:, None] - np.asarray(found)[None])
+    return apart[(places[:, None] != places[None]).sum(-1) == 1].max()
+
+
+@pytest.mark.parametrize("least", [lambda n: jnp.where(n > 0, n, 1), lambda n: jnp.maximum(n, 1)])
+@pytest.mark.parametrize(
+    "of_chosen",
+    [
+        lambda m, x: jnp.where(m, x, 0).sum(),
+        lambda m, x: x.sum(where=m),
+        lambda m, x: (m * x).sum(),
+    ],
+)
+def test_an_average_of_chosen_numbers_moves_by_their_range(of_chosen, least):
+    """From -1 to 1, however it is written. JAX casts the literal of a guard to the dtype of n."""
+    with jax.numpy_dtype_promotion("standard"):
+        program = guarded(of_chosen, least)
+        assert most_moved(program) == 2
+        assert 2 <= bound_of_chosen(program, 30) < 2.001
+
+
+def test_a_choice_of_another_number_than_0_is_no_product():
+    program = guarded(lambda m, x: jnp.where(m, x, 1).sum(), lambda n: jnp.maximum(n, 1))
+    assert 2 < most_moved(program) <= bound_of_chosen(program, 3)
