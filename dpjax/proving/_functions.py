@@ -209,7 +209,13 @@ def _monotone(
     return rule
 
 
-_expit, _erf = scipy.special.expit, scipy.special.erf
+# SciPy imports `scipy.special` when it is first used, which takes a tenth of a second.
+def _expit(x: Array) -> Array:
+    return scipy.special.expit(x)
+
+
+def _erf(x: Array) -> Array:
+    return scipy.special.erf(x)
 
 
 def _exp_modulus(low: Array, high: Array, d: Array) -> Array:
