@@ -79,6 +79,12 @@ def halves(x):
     return x.astype(float) * 0.5
 
 
+def always(x):
+    """True, which XLA knows for integers, but neither ranges nor cells show."""
+    other = x[:, ::-1]
+    return x + other - other == x
+
+
 def first(x):
     return jnp.pad(x[:, :1], ((0, 0), (1, 1)))
 
@@ -90,21 +96,21 @@ def between(x, end):
 
 # What XLA takes away, so that padding is left, or numbers that it takes for padding.
 HIDDEN = {
-    "a choice": lambda x: jnp.where(x + 0 == x, first(x), 1),
+    "a choice": lambda x: jnp.where(always(x), first(x), 1),
     "a choice of floats": lambda x: jnp.where(x == x + 0, first(x.astype(float)), 0.001),
     "an order": lambda x: jnp.where(jnp.abs(halves(x)) >= 0, first(halves(x)), 0.001),
     "a difference": lambda x: jnp.where(x - x == 0, first(x), 1),
     "there and back": lambda x: first(x) + x - x,
     "of what is one": lambda x: x - (x - first(x)),
     "a variance": lambda x: between(
-        halves(x)[:, :1], jnp.var(jnp.where(x + 0 == x, *np.float32([0.25, 0.75])), axis=0)[:1]
+        halves(x)[:, :1], jnp.var(jnp.where(always(x), *np.float32([0.25, 0.75])), axis=0)[:1]
     ),
     "joined": lambda x: between(x[:, 1:2], x[0, :1] - x[0, :1]),
     "windows of one": lambda x: jnp.where(
-        x + 0 == x, lax.reduce_window(x[:, :1], 0, lax.add, (1, 1), (1, 1), ((0, 0), (1, 1))), 1
+        always(x), lax.reduce_window(x[:, :1], 0, lax.add, (1, 1), (1, 1), ((0, 0), (1, 1))), 1
     ),
     "a row": lambda x: jnp.where(x[:1] + 0 == x[:1], jnp.pad(x[:1, :1], ((0, 0), (1, 1))), 1),
-    "of truth": lambda x: jnp.where(x + 0 == x, (first(x > 3) != np.array(False)).astype(int), 1),
+    "of truth": lambda x: jnp.where(always(x), (first(x > 3) != np.array(False)).astype(int), 1),
     "in a loop": lambda x: lax.scan(lambda c, r: (c * 1, r), first(x) + x - x, jnp.zeros(3000))[0],
     "within a loop": lambda x: lax.scan(
         lambda c, r: (c * 1, jnp.sign(jnp.cumsum(c, 1))), first(x) + x - x, jnp.zeros(1000)

@@ -138,7 +138,9 @@ def test_explain_says_where_a_bound_is_lost_and_what_to_use(wrapped):
     """A record of length 10 becomes one of length 10^.5, but the rule knows only the least norm."""
     found = dpjax.prove_sensitivity(wrapped, VECTORS, bounds=(-10, 10), norm="l2")
     text = found.explain()
-    (said,) = (line for line in text.splitlines() if "^" in line)
+    lines = [line for line in text.splitlines() if "^" in line]
+    assert len(lines) == 1
+    (said,) = lines
     step = 2 * 10 * 3**0.5
     claimed, reached = (
         float(x) for x in re.search("to (.*)x is .*by more than (.*) in", said).groups()
