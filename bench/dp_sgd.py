@@ -41,7 +41,7 @@ NOISE_LIMIT = (
 MICROBATCHES = (None, 1, 4, 16, 64)
 ROUNDS = 7
 
-# Opacus needs torch, of which a build for CPUs is enough, so it has an environment of its own.
+# Opacus needs torch, so it has an environment of its own. A build of torch for CPUs is enough.
 HERE = pathlib.Path(__file__).parent
 OPACUS = pathlib.Path(os.environ.get("DPJAX_OPACUS") or HERE.parent / "build/opacus/bin/python")
 WITHOUT_OPACUS = """\

@@ -131,7 +131,10 @@ def _noise_for_advantage(run: DpSgdRun, advantage: float) -> float:
 
 
 class _Point(NamedTuple):
-    """The logarithm of a noise multiplier, and that of what it promises divided by the target."""
+    """The logarithms of a noise multiplier, and of its epsilon divided by the target epsilon.
+
+    An advantage may take the place of epsilon.
+    """
 
     at: float
     excess: float

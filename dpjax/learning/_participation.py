@@ -19,9 +19,9 @@ from dpjax.learning._strategies import Strategy
 _RAISED = 1e-10
 # The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
-# The largest number of bins, or of steps by which batches are separated. The inner products of the
-# bins' shifts are a square matrix. For separated batches, 2^14 draws are made at once, and each of
-# them stores two numbers for each of these steps.
+# The largest number of bins. For separated batches, the largest number of steps between two batches
+# of a record. The inner products of the bins' shifts are a square matrix. For separated batches,
+# 2^14 draws are made at once, and each of them stores two numbers for each of these steps.
 _MOST_GROUPS = 2**14
 
 
