@@ -158,7 +158,7 @@ def _entries_of_arrow(array: Any) -> list[Any]:
     Arrow does not check that its strings are valid UTF-8. So invalid bytes are kept as surrogates:
     an error would depend on one row.
     """
-    if hasattr(array.type, "value_type") and "dictionary" in str(array.type):
+    if str(array.type).startswith("dictionary"):
         array = _with_wide_indices(array).cast(array.type.value_type)
     if str(array.type) not in _TEXTS_OF_ARROW:
         return array.to_pylist()
