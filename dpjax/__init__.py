@@ -59,8 +59,7 @@ from dpjax.sensitivity._noise_shape import noise_shape
 from dpjax.sensitivity._operating_points import operating_point
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.sensitivity._record_bound import record_bound
-from dpjax.sensitivity._sample_distances import sample_distances
-from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
+from dpjax.sensitivity._sample_sensitivity import sample_distances, sample_sensitivity
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sweeps._axes import cell_key
 from dpjax.sweeps._rehearse import rehearse

@@ -19,7 +19,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import PyTree
 from dpjax._tracing._evaluate import looks_at_other_lanes, traced_lane
-from dpjax._tracing._foreign import is_own, key_implementations
+from dpjax._tracing._host_calls import is_own, key_implementations
 from dpjax._tracing._programs import Program, check_concrete, refuse_outside_code
 from dpjax._tracing._walks import JITS, Equation, aval, equations, names
 

@@ -20,13 +20,12 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._tracing import _host_calls
-from dpjax._tracing._contents import contents_of
+from dpjax._tracing._contents import contents_of, with_own_arrays, with_views
 from dpjax._tracing._evaluate import NAMES, evaluate
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._foreign import in_own_operations
+from dpjax._tracing._host_calls import in_own_operations
 from dpjax._tracing._host_code import Cached, HostCall
 from dpjax._tracing._memory import largest_array
-from dpjax._tracing._own_arrays import with_own_arrays, with_views
 from dpjax._tracing._walks import Equation, equations, primitives, reached_from
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-from dpjax._core._pair_loss import LossFamily
+from dpjax._core._losses import LossFamily
 
 # A generous bound on the relative rounding error of the closed forms below.
 _ERROR = 1e-12

@@ -3,8 +3,12 @@
 from dpjax.attacks._linear_queries import (
     Differences,
     differencing,
+    expected_recovered_fraction,
     reconstruct_by_least_squares,
     reconstruct_by_linear_program,
+    reconstruct_from_walsh_hadamard,
+    recovered_fraction,
+    walsh_hadamard,
 )
 from dpjax.attacks._linkage import Linkage, anonymity, linkage, synthetic_register
 from dpjax.attacks._membership_trials import likelihood_ratio, membership_trials, tracing_scores
@@ -25,12 +29,6 @@ from dpjax.attacks._subset_sums import (
     subset_counts,
     subset_distortions,
     subset_error,
-)
-from dpjax.attacks._walsh_hadamard import (
-    expected_recovered_fraction,
-    reconstruct_from_walsh_hadamard,
-    recovered_fraction,
-    walsh_hadamard,
 )
 
 __all__ = [

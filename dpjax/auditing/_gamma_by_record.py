@@ -26,8 +26,7 @@ from dpjax.random._keys import sampling_key
 from dpjax.release._privatize import as_released
 from dpjax.sensitivity._norms import check_norm
 from dpjax.sensitivity._plan import Plan
-from dpjax.sensitivity._sample_distances import sample_distances
-from dpjax.sensitivity._sample_sensitivity import rounding_of_a_distance
+from dpjax.sensitivity._sample_sensitivity import rounding_of_a_distance, sample_distances
 
 _GAMMA = 0.05
 # A bound on the relative error of SciPy's binomial tail probabilities.

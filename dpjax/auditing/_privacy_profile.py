@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import SampledEvent, shown_number
-from dpjax._core._pair_loss import LossFamily, PairLoss
+from dpjax._core._losses import LossFamily, PairLoss
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._risk import Risk
 from dpjax._core._values import (

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
-from dpjax._core._pair_loss import LogPmf, PairLoss
+from dpjax._core._losses import LogPmf, PairLoss
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, OperatingPoint, Oracle, Positions, Target

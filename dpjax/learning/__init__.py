@@ -4,7 +4,6 @@ from dpjax.learning._buffers import buffered_strategy
 from dpjax.learning._clipped_in_parts import clipped_in_parts
 from dpjax.learning._clipping import ClippedGradients, ClippedSum, clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise
-from dpjax.learning._epoch import Epoch
 from dpjax.learning._fit import fit
 from dpjax.learning._gaussian_noise import (
     AdaptiveNoiseState,
@@ -32,6 +31,7 @@ from dpjax.learning._strategies import (
     optimized_strategy,
     toeplitz_strategy,
 )
+from dpjax.learning._trainings import Epoch
 from dpjax.learning._tune import Winner, tune
 from dpjax.learning._weighted_majority import (
     PrivateWeightedMajority,

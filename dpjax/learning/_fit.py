@@ -39,7 +39,6 @@ from dpjax.accounting._monte_carlo import SimulatedLosses
 from dpjax.accounting._risk import risk
 from dpjax.learning._clipping import clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise, initial_state
-from dpjax.learning._epoch import Epoch, scores, stops
 from dpjax.learning._gaussian_noise import (
     CorrelatedNoiseState,
     NoiseState,
@@ -51,9 +50,16 @@ from dpjax.learning._guarantee_of_state import guarantee
 from dpjax.learning._per_example import fixed_loss
 from dpjax.learning._sampling import RARE, BatchSampling, cyclic_sampling, poisson_sampling
 from dpjax.learning._strategies import Strategy
-from dpjax.learning._training_file import TrainingFile, words
-from dpjax.learning._training_step import FixedUpdate, Numbers, Training, fixed_update
+from dpjax.learning._training_step import (
+    FixedUpdate,
+    Numbers,
+    Training,
+    TrainingFile,
+    fixed_update,
+    words,
+)
 from dpjax.learning._training_step import step as training_step
+from dpjax.learning._trainings import Epoch, scores, stops
 from dpjax.learning._tune import inside_a_run
 from dpjax.queries._truncation import ROWS, THERE, Truncation, padded_people
 from dpjax.targets._optax_training import optax_promotion

@@ -25,7 +25,7 @@ from dpjax._core._pytree import TreeSpec, made, made_by_factory, static, up
 from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
-from dpjax._exact._fixed_point import average
+from dpjax._exact._grid import average
 from dpjax._exact._numerics import is_float
 from dpjax.mechanisms._gaussian_multipliers import analytic_multiplier
 from dpjax.random._grid_fit import Calibration

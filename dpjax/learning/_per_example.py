@@ -23,10 +23,10 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax._tracing import _walks
+from dpjax._tracing._contents import with_own_arrays
 from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching
-from dpjax._tracing._own_arrays import with_own_arrays
 from dpjax._tracing._programs import configuration, needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 

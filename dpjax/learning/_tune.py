@@ -19,7 +19,7 @@ from dpjax._files._durable import Json
 from dpjax.accounting._composition import compose, under
 from dpjax.accounting._ledger import Ledger
 from dpjax.accounting._repeat_and_select import OneRun, checked_repetitions, selected
-from dpjax.learning._training_file import TrainingFile
+from dpjax.learning._training_step import TrainingFile
 from dpjax.learning._trainings import key_of_next_use
 from dpjax.random._keys import check_key, is_seeded, secure_key
 from dpjax.random._repetitions import Coins, Repetitions

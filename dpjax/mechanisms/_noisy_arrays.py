@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
-from dpjax._core._pair_loss import LossFamily, PairLoss
+from dpjax._core._losses import LossFamily, PairLoss
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._core._values import Norm

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
-from dpjax._core._pair_loss import LogPmf, PairLoss
+from dpjax._core._losses import LogPmf, PairLoss
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity

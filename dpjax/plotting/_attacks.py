@@ -8,8 +8,8 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee
+from dpjax.attacks._linear_queries import expected_recovered_fraction
 from dpjax.attacks._roc_curve import RocCurve, guessing_bound, highest_true_positive_rate
-from dpjax.attacks._walsh_hadamard import expected_recovered_fraction
 from dpjax.plotting._axes import axes_or_new, ink, legend_above, style
 
 if TYPE_CHECKING:

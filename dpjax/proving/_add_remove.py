@@ -22,9 +22,7 @@ from dpjax._core._proof import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_programs import kind_of, value_of
-from dpjax.proving._exact_scatters import ExactScatter
-from dpjax.proving._exact_sums import ExactSum
-from dpjax.proving._exact_windows import ExactCumulative
+from dpjax.proving._exact_sums import ExactCumulative, ExactScatter, ExactSum
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import of_call
 from dpjax.proving._rows import as_rows, norm_of, stretched

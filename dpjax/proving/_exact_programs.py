@@ -16,10 +16,18 @@ from dpjax._core._proof import PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Equation, aval, called, equations, live, parts, source_line
-from dpjax.proving._exact_scatters import ExactScatter, scattered_exactly
-from dpjax.proving._exact_sums import FLOATS, ExactSum, ExactSums, summed_exactly, worth_it
+from dpjax.proving._exact_sums import (
+    FLOATS,
+    ExactCumulative,
+    ExactScatter,
+    ExactSum,
+    ExactSums,
+    ExactWindows,
+    scattered_exactly,
+    summed_exactly,
+    worth_it,
+)
 from dpjax.proving._exact_variances import ExactVariance, of_records
-from dpjax.proving._exact_windows import ExactCumulative, ExactWindows
 from dpjax.proving._operations import operation_of
 from dpjax.proving._value import Abstract
 

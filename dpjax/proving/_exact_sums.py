@@ -4,22 +4,36 @@ The rounding error of a float sum grows with the number of its terms, because a 
 any order. The proof knows a range for each term. So each term is rounded to a grid whose step is
 the range times a power of two. Sums of integers are exact in any order, and the total is rounded
 once.
+
+The sums are over all records, over the records with one index (`jax.ops.segment_sum`), cumulative,
+or over windows. If one record changes, all later cumulative sums change, and so do the sums of all
+windows that contain the record. Each of them changes by as much as the integer of the record.
 """
 
 import ast
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._exact._fixed_point import bits_of_a_digit, nearest_integers
+from dpjax._exact._grid import bits_of_a_digit, nearest_integers
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._reductions import Sums, sum_over
+from dpjax.proving._places import check_scatter, moved_rows
+from dpjax.proving._reductions import (
+    Sums,
+    SumsOf,
+    check_cut,
+    check_surrounded,
+    cumulative_sum,
+    sum_over,
+)
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
+from dpjax.proving._windows import pooled_sum
 
 # The exponents of supported ranges. For these, floats represent all powers of two in this file.
 EXPONENTS = range(-60, 61)
@@ -102,9 +116,6 @@ class ExactSums(Named):
         exact_sums.__name__ = self.name
         with jax.enable_x64(True):
             return jax.jit(exact_sums)(terms)
-
-
-SumsOf = Callable[[Abstract, int, np.ndarray], Sums]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,3 +353,182 @@ def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | 
     except ValueError:
         raise RefusalError(f"{count} terms are too many for an exact sum in {dtype}") from None
     return exponent
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactCumulative(ExactSums):
+    """Cumulative sums along an axis, from its end if `reverse`."""
+
+    axis: int = 0
+    reverse: bool = False
+    title = "exact cumulative sum"
+
+    def count(self, shape: Sequence[int]) -> int:
+        return shape[self.axis]
+
+    def added(self, integers: jax.Array) -> jax.Array:
+        return lax.cumsum(integers, self.axis, self.reverse)
+
+    def check(self, x: Abstract) -> None:
+        check_surrounded(x, [self.axis], 0.0)
+        check_cut(x)
+
+    def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
+        return cumulative_sum(x, self.axis, self.reverse, sums_of)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactWindows(ExactSums):
+    """Sums over windows, whose fields are the parameters of `lax.reduce_window`."""
+
+    sizes: tuple[int, ...] = (1,)
+    strides: tuple[int, ...] = (1,)
+    padding: tuple[tuple[int, int], ...] = ((0, 0),)
+    gaps: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...] = (1,)
+    title = "exact sums of windows"
+
+    def count(self, shape: Sequence[int]) -> int:
+        return math.prod(self.sizes)
+
+    def added(self, integers: jax.Array) -> jax.Array:
+        parameters = self.sizes, self.strides, self.padding, self.gaps, self.dilation
+        return lax.reduce_window(integers, np.zeros((), integers.dtype), lax.add, *parameters)
+
+    def check(self, x: Abstract) -> None:
+        check_surrounded(x, [k for k, size in enumerate(self.sizes) if size > 1], 0.0)
+        check_cut(x)
+
+    def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
+        return pooled_sum(
+            x, sums_of, window_dimensions=self.sizes, window_strides=self.strides,
+            padding=self.padding, base_dilation=self.gaps, window_dilation=self.dilation,
+        )  # fmt: skip
+
+
+def planned_cumulative(x: Abstract, axis: int, reverse: bool, **_: Any) -> ExactCumulative | None:
+    """Returns the exact form of a cumulative sum; None if floats are as accurate."""
+    if not is_over_records(x, [axis]):
+        return None
+    exponent = exponent_of_range(x, [axis], x.shape[axis])
+    return None if exponent is None else ExactCumulative(exponent, axis=axis, reverse=bool(reverse))
+
+
+def planned_windows(
+    x: Abstract, *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any,
+    window_dilation: Any, **_: Any,
+) -> ExactWindows | None:  # fmt: skip
+    """Returns the exact form of sums over windows; None if floats are as accurate."""
+    of_integers = [window_dimensions, window_strides, base_dilation, window_dilation]
+    sizes, strides, gaps, dilation = (tuple(map(int, numbers)) for numbers in of_integers)
+    wide = [k for k, size in enumerate(sizes) if size > 1]
+    if not is_over_records(x, wide):
+        return None
+    if (exponent := exponent_of_range(x, wide, math.prod(sizes))) is None:
+        return None
+    pads = tuple((int(a), int(b)) for a, b in padding)
+    windows = {"sizes": sizes, "strides": strides, "padding": pads}
+    return ExactWindows(exponent, **windows, gaps=gaps, dilation=dilation)
+
+
+_MODES = tuple(lax.GatherScatterMode)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactScatter(Named):
+    """A scatter-add of rows of records, whose entries are within [-2^exponent, 2^exponent].
+
+    The entries are rounded to integer numbers of steps, whose sums do not depend on the order of
+    records. The total is computed from them in float64. `mode` is the index of JAX's mode of the
+    scatter in `_MODES`.
+    """
+
+    exponent: int
+    mode: int
+    title: ClassVar = "exact sums by place"
+
+    def numbers(self, places: Any, updates: Any) -> lax.ScatterDimensionNumbers:
+        """Returns the dimension numbers of a scatter of one row for each record."""
+        axes = tuple(range(places.shape[-1]))
+        return lax.ScatterDimensionNumbers(tuple(range(1, len(updates.shape))), axes, axes)
+
+    def __call__(self, start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
+        def exact_scatter(start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
+            steps = steps_of(updates, self.exponent, len(updates))
+            zeros = lax.full(start.shape, 0, steps.dtype)
+            numbers = self.numbers(places, steps)
+            sums = lax.scatter_add(zeros, places, steps, numbers, mode=_MODES[self.mode])
+            total = total_of_steps(sums, self.exponent, len(updates))
+            total = total + lax.convert_element_type(start, jnp.float64)
+            return lax.convert_element_type(total, start.dtype)
+
+        exact_scatter.__name__ = self.name
+        with jax.enable_x64(True):
+            return jax.jit(exact_scatter)(start, places, updates)
+
+
+def planned_scatter(
+    start: Abstract, places: Abstract, updates: Abstract, dimension_numbers: Any, mode: Any,
+    **_: Any,
+) -> ExactScatter | None:  # fmt: skip
+    """Returns the exact form of a scatter of records; None if floats are as accurate.
+
+    Raises:
+        RefusalError: if an exact scatter cannot replace the scatter.
+    """
+    whole, count = start.whole and updates.whole, updates.shape[0] if updates.shape else 1
+    over = is_over_records(updates, [0]) or not places.is_public
+    if whole or not over or not worth_it(count, updates.dtype):
+        return None
+    mode = lax.GatherScatterMode.from_any(mode)
+    check_scatter(start, places, updates, dimension_numbers, mode)
+    if not start.is_finite:
+        raise RefusalError(
+            "an exact scatter needs a public array to add to. Start with zeros, for example"
+        )
+    exponent = exponent_of_range(updates, (0,), count)
+    return None if exponent is None else ExactScatter(exponent, _MODES.index(mode))
+
+
+def scattered_exactly(
+    start: Abstract, places: Abstract, updates: Abstract, kind: ExactScatter
+) -> Abstract:
+    """Returns the abstract value of an exact scatter.
+
+    Each number of a record is rounded to a grid, and the resulting integers are added up at the
+    index of the record. If a record changes, only the sums at its old and its new index change. So
+    at most two rows change, and only these two are rounded differently.
+    """
+    numbers = kind.numbers(places, updates)
+    size, _ = check_scatter(start, places, updates, numbers, _MODES[kind.mode])
+    if updates.nan or updates.pending.coarse or not start.is_finite or start.pending.coarse:
+        raise RefusalError(
+            "an exact scatter needs finite updates and a public array to add to. Start with "
+            "zeros, for example"
+        )
+    n, dtype = updates.shape[0], start.dtype
+    off = most_off(updates, n, kind.exponent)
+    axes, first = len(start.shape) - len(size), float(start.magnitude.max())
+    each, l1, l2 = moved_rows(places, updates, size, off)
+    room = 1 + (n + 100) * 2.0**-52
+    low, high = updates.low.min(axis=0, keepdims=True), updates.high.max(axis=0, keepdims=True)
+    row = (1,) * axes
+    low = start.low + n * (np.minimum(low, 0.0) * room - off).reshape(row + low.shape[1:])
+    high = start.high + n * (np.maximum(high, 0.0) * room + off).reshape(row + high.shape[1:])
+    largest = np.asarray(max(float(np.abs(low).max()), float(np.abs(high).max()), 2.0**-500))
+    final = OF_FLOAT64 * (n * 2.0**kind.exponent + first) + 4 * rounding.tiny(dtype)
+    final = float(rounding.up(final + nearest(largest, rounding.unit(dtype))))
+    entries = 2 * math.prod(size)
+    moved = (
+        rounding.up(np.where(each > 0, each + 2 * final, 0.0)).reshape(row + each.shape[1:]),
+        float(rounding.up(l1 + 2 * final * entries)),
+        float(rounding.up(l2 + 2 * final * math.sqrt(entries))),
+    )
+    low, high = rounding.widened(low, high, np.asarray(final))
+    apart = n * (updates.apart + 2 * off) if updates.apart else 2 * off
+    pending = Pending().having(**Pending.flags([updates.pending]))
+    return make(
+        start.shape, dtype, low, high, None, moved, moved, counts=[float(entries)] * 2,
+        pending=pending.having(single=n == 1),
+        apart=math.inf if places.apart else float(rounding.up(apart + 2 * final)),
+    )  # fmt: skip

@@ -19,9 +19,15 @@ from dpjax.proving import _reductions as reductions
 from dpjax.proving import _slots as slots
 from dpjax.proving import _windows as windows
 from dpjax.proving._choices import compare, equal, less
-from dpjax.proving._exact_scatters import ExactScatter, planned_scatter
-from dpjax.proving._exact_sums import ExactSums, planned_product, planned_sum
-from dpjax.proving._exact_windows import planned_cumulative, planned_windows
+from dpjax.proving._exact_sums import (
+    ExactScatter,
+    ExactSums,
+    planned_cumulative,
+    planned_product,
+    planned_scatter,
+    planned_sum,
+    planned_windows,
+)
 from dpjax.proving._pending import PRODUCT, Merging
 from dpjax.proving._slots import Rule as SlotRule
 from dpjax.proving._slots import Tightening, at_one_place

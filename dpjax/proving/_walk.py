@@ -31,12 +31,20 @@ from dpjax.proving._exact_programs import (
 from dpjax.proving._exact_sums import worth_it
 from dpjax.proving._operations import Operation, operation_of
 from dpjax.proving._order_statistics import Combination, combination, is_sorted
-from dpjax.proving._patterns import Found, exponentials_of, improved, meeting, of_call
+from dpjax.proving._patterns import (
+    Found,
+    Mark,
+    exponentials_of,
+    improved,
+    marked,
+    meeting,
+    of_call,
+    product,
+)
 from dpjax.proving._pending import carried
 from dpjax.proving._rows import as_dense, counted
 from dpjax.proving._scopes import Scope
 from dpjax.proving._slots import at_one_place
-from dpjax.proving._softmax_gradients import Mark, marked, product
 from dpjax.proving._value import (
     Abstract,
     OverflowRefusalError,

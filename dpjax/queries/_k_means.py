@@ -23,12 +23,11 @@ from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensiti
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
 from dpjax.mechanisms._noise_intervals import noise_bounds
-from dpjax.queries._intervals import _quotient
 from dpjax.queries._missing import complete, drops_missing
 from dpjax.queries._moments import public_ball
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._people import Contribution
-from dpjax.queries._private_release import shape_of_record, slots_of
+from dpjax.queries._private_release import _quotient, shape_of_record, slots_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
 from dpjax.queries._sums import coarse, coarse_reach, coarsening

@@ -20,9 +20,16 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax.queries._groups import By
-from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
 from dpjax.queries._missing import drops_missing
-from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
+from dpjax.queries._private_release import (
+    CLEAR,
+    STATISTICS,
+    Statistic,
+    Terms,
+    released,
+    shape_of_record,
+    slots_of,
+)
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
     CENTER,

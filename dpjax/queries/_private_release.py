@@ -1,27 +1,425 @@
-"""Releases one noisy query, from which a private statistic is computed as post-processing."""
+"""Releases noisy sums, and computes a private statistic of them with its confidence interval.
+
+The distance of a noisy sum from the true sum is bounded by noise and rounding. An average of a
+private number of records is a quotient of two noisy sums; its interval inverts a test of each
+possible average (Fieller 1954). The interval of a covariance inverts such a test for all averages
+in intervals of their own, which hold with a larger probability.
+
+Other statistics use a parametric bootstrap. The released sums replace the true sums, and simulated
+noise shows how far the statistic of noisy sums is from the statistic of the sums. This is valid if
+the statistic is nearly linear over the range of the noise. These statistics come from eigenvectors
+of a noisy matrix, so the noise must be small compared with the gaps between eigenvalues. If the
+noise is not small, the interval has at least a half-width that the statistic provides.
+"""
 
 import dataclasses
 import functools
+import hashlib
+import itertools
+import json
+import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import Accuracy
+from dpjax._core._accuracy import Accuracy, Ends, intervals_of
 from dpjax._core._columns import check_numbers
 from dpjax._core._records import Parts, check_padded
-from dpjax._core._types import Database, Key, Scalar, Value
+from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
+from dpjax.mechanisms._noise_intervals import OUTWARD_QUANTILE, as_floats, noise_bounds
+from dpjax.queries._bernstein import moments_of
 from dpjax.queries._groups import By, each_group, inside_groups
 from dpjax.queries._missing import may_miss, of_complete
 from dpjax.queries._padded_records import number_of_records, records_and_slots
 from dpjax.queries._people import RowsOfPeople, groups_alone, integers_by
-from dpjax.queries._query import IntegerQuery
+from dpjax.queries._query import IntegerQuery, compiled
+from dpjax.queries._second_moments import Moments
 from dpjax.release._privatize import privatize
+
+# Bounds on rounding errors in float32 and float64, relative to the largest magnitude of a record.
+_FLOATS, _LONG_FLOATS = 2.0**-21, 2.0**-50
+
+
+@intervals_of("mean")
+def _of_mean(
+    value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
+) -> Ends:
+    """Returns an interval of an average of numbers that are clipped to [lower, upper].
+
+    Let h be half of the length of [lower, upper]. The sums are the count times h and the sum of the
+    differences from the middle, or the sums of distances from both ends. Their quotient, or that of
+    half the difference and half the sum of the distances, is in [-1, 1].
+    """
+    lower, upper = facts["lower"], facts["upper"]
+    middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
+    together = facts["coordinates"] if simultaneous else 1
+    ratio = _means(measured["sums"], measured["n"], half, facts, (1 - confidence) / together)
+    is_long = np.result_type(value) == np.float64
+    spared = (_LONG_FLOATS if is_long else _FLOATS) * max(abs(lower), abs(upper))
+    first, last = (
+        np.clip(middle + half * end + side, lower, upper).reshape(np.shape(value))
+        for end, side in zip(ratio, (-spared, spared), strict=True)
+    )
+    return first, last
+
+
+def _means(
+    sums: np.ndarray, n: np.ndarray | None, one: float, facts: dict[str, Any], tail: float
+) -> Ends:
+    """Returns intervals of averages in [-1, 1], each with error probability `tail`.
+
+    Each record adds `one` to the first of the `sums`. `n` is None if the number of records is
+    private.
+    """
+    if n is None:
+        return _ratio(sums, facts, tail)
+    divisor = n[..., None] * one
+    return _quotient(_sums(sums[..., 1:], facts, 1 - tail, 1), (divisor, divisor))
+
+
+# The ratio r in `_ratio` is rounded up to a multiple of 1 / 64 before the quantile of |Y - r Z| is
+# looked up.
+_RATIOS = 64
+
+
+def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
+    """Returns the interval of the quotients r in [-1, 1] that a test on noisy sums does not reject.
+
+    Here r is the quotient of a true sum and a true count. Let S and C be the noisy sum and count,
+    and Y and Z their errors. For the true r, S - r C = Y - r Z. So r is kept if |S - r C| is at
+    most a quantile of |Y - r Z|. This quantile grows with |r|, so it is computed at an upper bound
+    on |r|. Each step computes the interval of all r that are kept. The interval gives the next
+    upper bound on |r|, which is at most the previous one.
+    """
+    count, sums = as_floats(sums)[..., :1], as_floats(sums)[..., 1:]
+    if facts.get("from_ends"):  # The sums of distances from the upper and the lower end.
+        count, sums = (sums + count) / 2, (sums - count) / 2
+    bounds = _bounds_of_differences(facts, tail)
+    low, high = -np.ones_like(sums), np.ones_like(sums)
+    # A noisy count of 0 or less gives no information about the quotient.
+    unknown = count <= 0
+    divisor = np.where(unknown, 1, count)
+
+    def bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        largest = np.nan_to_num(np.maximum(np.abs(low), np.abs(high)), nan=1)
+        return bounds[np.ceil(largest * _RATIOS).astype(int)]
+
+    for _ in range(_RATIOS):
+        before, reach = (low, high), bound(low, high)
+        low = np.where(unknown, -1, np.clip((sums - reach) / divisor, -1, 1))
+        high = np.where(unknown, 1, np.clip((sums + reach) / divisor, -1, 1))
+        if np.array_equal(before, (low, high), equal_nan=True):
+            break
+    return low, high
+
+
+def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
+    """Returns bounds on |Y - r Z| for r = 0, 1/64, ..., 1, for error probability `tail`.
+
+    Y and Z are the errors of two sums by noise and rounding, in units of the sums. If the sums of
+    distances from both ends are released, Y and Z are half of their difference and of their sum.
+    """
+    ratios = np.arange(_RATIOS + 1) / _RATIOS
+    weights = [np.ones_like(ratios), ratios]
+    if facts.get("from_ends"):
+        weights = [(1 + ratios) / 2, (1 - ratios) / 2]
+    # For a low confidence, a larger weight may have a smaller quantile.
+    return np.maximum.accumulate(_bounds_of_sums(np.stack(weights, axis=-1), facts, tail))
+
+
+def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> np.ndarray:
+    """Returns bounds on the errors of weighted sums, in units of the released numbers.
+
+    The errors are those of noise and rounding. Each bound fails with probability at most `tail`.
+    The weights are along the last axis, and at least 0.
+    """
+    if facts["noise"] == "gaussian":
+        bound = -scipy.special.ndtri(tail / 2) * np.linalg.norm(weights, axis=-1)
+    else:
+        bound = _laplace_sum(weights, tail)
+    # The noise is continuous noise that is rounded to integers. The 0.5 covers this rounding.
+    rounding = (facts["rounding"] + 0.5) * weights.sum(axis=-1)
+    return OUTWARD_QUANTILE * facts["arrays"][0]["scale"] * bound + rounding
+
+
+# Weights are increased until each is at least `_APART` times the next smaller one, and the least is
+# at least `_LEAST_WEIGHT` times the largest.
+_APART, _LEAST_WEIGHT = 1.01, 1e-3
+
+
+def _laplace_sum(weights: np.ndarray, tail: float) -> np.ndarray:
+    """Returns t with P(|sum of w_i L_i| > t) <= `tail`, where each L_i has density exp(-|x|) / 2.
+
+    If all weights differ, the probability is the sum of a_i exp(-t / w_i), where a_i is the product
+    of w_i^2 / (w_i^2 - w_j^2) over all other j. The probability grows with each weight.
+    """
+    weights = np.sort(weights, axis=-1)
+    weights[..., 0] = np.maximum(weights[..., 0], _LEAST_WEIGHT * weights[..., -1])
+    count = weights.shape[-1]
+    for i in range(1, count):
+        weights[..., i] = np.maximum(weights[..., i], _APART * weights[..., i - 1])
+    squares = weights**2
+    apart = squares[..., :, None] - squares[..., None, :] + np.eye(count)
+    factors = np.where(np.eye(count, dtype=bool), 1, squares[..., :, None] / apart)
+    coefficients = np.prod(factors, axis=-1)
+    least = np.zeros(weights.shape[:-1])
+    most = weights.sum(axis=-1) * math.log(count / tail)
+    for _ in range(60):
+        t = (least + most) / 2
+        beyond = np.sum(coefficients * np.exp(-t[..., None] / weights), axis=-1)
+        least, most = np.where(beyond > tail, t, least), np.where(beyond > tail, most, t)
+    return most
+
+
+@intervals_of("moments")
+def _of_moments(
+    value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
+) -> Ends:
+    """Returns intervals of the mean and the covariance of vectors in a public ball.
+
+    Numbers are in units of the ball's radius.
+    """
+    del value
+    together = facts["coordinates"] if simultaneous else 1
+    tail = (1 - confidence) / together
+    middle = np.asarray(facts["middle"])
+    mean = _means(measured["sums"][..., : 1 + len(middle)], measured["n"], 1.0, facts, tail)
+    spread = _covariances(measured, facts, tail)
+    size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has a radius per axis.
+    # Records at the edge of the ball are shrunk by up to this fraction.
+    edge = facts["edge"]
+    spared = _FLOATS * (np.abs(middle) + size) + edge * size
+    low, high = (
+        _named(
+            middle + size * one + side * spared,
+            np.outer(size, size) * (two + side * 4 * edge),
+            facts["scalar"],
+        )
+        for one, two, side in zip(mean, spread, (-1, 1), strict=True)
+    )
+    return low, high
+
+
+def _named(mean: np.ndarray, spread: np.ndarray, scalar: bool) -> PyTree:
+    if scalar:
+        return {"mean": mean[..., 0], "variance": spread[..., 0, 0]}
+    return {"mean": mean, "covariance": spread}
+
+
+def _sums(sums: np.ndarray, facts: dict[str, Any], confidence: float, together: int) -> Ends:
+    (bound,) = noise_bounds(facts, confidence, together)
+    reach = bound + facts["rounding"]
+    return (as_floats(sums) - reach) * facts["unit"], (as_floats(sums) + reach) * facts["unit"]
+
+
+def _quotient(over: Ends, under: Ends) -> Ends:
+    """Returns the interval of quotients by a positive divisor, clipped to [-1, 1]."""
+    low, high = over
+    least, most = (np.maximum(end, np.finfo(float).tiny) for end in under)
+    with np.errstate(over="ignore"):
+        first, last = np.minimum(low / least, low / most), np.maximum(high / least, high / most)
+    return np.clip(first, -1, 1), np.clip(last, -1, 1)
+
+
+# The fraction of the error probability of a covariance that is left for the two averages.
+_OF_MEANS = 0.1
+_STEPS = 3  # Further steps would hardly make an interval narrower.
+
+
+def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
+    """Returns intervals of covariances from a released upper triangle of sums of z z^T, z = (1, x).
+
+    Let a and b be the true averages of x and y, c their covariance, and n the number of records.
+    Then sum(x y) - a sum(y) - b sum(x) + (a b - c) n = 0. With the released sums, the left side is
+    the error of a weighted sum. So c is kept if, for some a and b in their intervals, the left side
+    is within a bound on this error. The bound depends on upper bounds on the weights. Each step
+    computes an interval of c, which gives a new upper bound on the last weight.
+    """
+    d, n = len(facts["middle"]), measured["n"]
+    sums = as_floats(measured["sums"])
+    rows, columns = np.triu_indices(1 + d)
+    triangle = np.zeros((*sums.shape[:-1], 1 + d, 1 + d))
+    triangle[..., rows, columns] = triangle[..., columns, rows] = sums
+    count = triangle[..., :1, :1] if n is None else n[..., None, None] / facts["unit"]
+    same = np.eye(d, dtype=bool)
+    products = triangle[..., 1:, 1:] + facts["center"] * count * same
+    first = triangle[..., 0, 1:]
+    ends = _means(sums[..., : 1 + d], n, 1.0, facts, tail * _OF_MEANS / 2)
+
+    def excess(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = a[..., :, None], b[..., None, :]
+        return products - a * first[..., None, :] - b * first[..., :, None] + a * b * count
+
+    corners = np.stack([excess(a, b) for a, b in itertools.product(ends, repeat=2)])
+    least, most = corners.min(axis=0), corners.max(axis=0)
+    # For a variance, both averages are the same number.
+    inner = np.clip(first / np.where(count > 0, count, 1)[..., 0], *ends)
+    least = np.where(same, excess(inner, inner), least)
+    most = np.where(same, np.maximum(corners[0], corners[-1]), most)
+
+    both = np.stack([a[..., :, None] * b[..., None, :] for a, b in itertools.product(ends, ends)])
+    largest = np.maximum(*map(np.abs, ends))
+    # In a variance, one sum has the weight 2 a, and there is no second sum.
+    one = np.where(same, 2, 1) * largest[..., :, None]
+    two = np.where(same, 0, largest[..., None, :])
+    widest = np.where(same, 0.0, -1.0) + 0 * least, np.ones_like(least)
+    low, high = widest
+    shift, private = facts["center"] * same, float(n is None)
+    for _ in range(_STEPS):
+        last = np.maximum(shift + both.max(axis=0) - low, high - shift - both.min(axis=0)) * private
+        weights = np.stack([np.ones_like(last), one, two, last], axis=-1)
+        reach = _bounds_of_sums(weights, facts, tail * (1 - _OF_MEANS))
+        low, high = _quotient((least - reach, most + reach), (count, count))
+        # A noisy count of 0 or less gives no information.
+        low = np.where(count > 0, np.maximum(low, widest[0]), widest[0])
+        high = np.where(count > 0, high, 1.0)
+    return low, high
+
+
+class Statistic(NamedTuple):
+    """A statistic of noisy averages whose confidence intervals are simulated.
+
+    Attributes:
+        of_moments: maps averages and public facts to the value of a release, and to the symmetric
+            matrix whose eigenvectors it uses.
+        least_reach: maps the eigenvalues of the released matrix, in ascending order, and a bound on
+            their errors, to a least half-width for each interval. Simulated intervals that are
+            shorter are widened to it.
+        largest: bounds on the magnitudes of the numbers.
+        relative: whether `least_reach` is given the eigenvalues and the errors in coordinates in
+            which the released matrix is the identity. So units and bounds of columns do not matter.
+    """
+
+    of_moments: Callable[[Moments, dict[str, Any]], tuple[PyTree, jax.Array]]
+    least_reach: Callable[[np.ndarray, np.ndarray, dict[str, Any]], PyTree] = lambda *_: 0.0
+    largest: PyTree = np.inf
+    relative: bool = False
+
+
+STATISTICS: dict[str, Statistic] = {}
+# A simulated interval of an eigenvector is used only if the gap between its eigenvalue and the
+# others is at least this many times the error of an eigenvalue. By Weyl's inequality, the noise can
+# separate equal eigenvalues by at most twice the error.
+CLEAR = 3
+# A simulated interval that divides by a matrix is used only if the matrix is at least this many
+# times its own error, in every direction.
+CLEAR_OF_ITSELF = 2
+_DRAWS = 1999
+_LARGEST_CONFIDENCE = 0.995
+
+
+@intervals_of("bootstrap")
+def _of_draws(
+    value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
+) -> Ends:
+    """Returns intervals around the value, from a quantile of its distances to simulated values."""
+    check_simulated(confidence)
+    statistic = STATISTICS[facts["statistic"]]
+    draws, matrices = jax.tree.map(np.asarray, draws_of(measured, facts))
+    groups = measured["sums"].ndim - 1
+    rank = math.ceil((_DRAWS + 1) * confidence) - 1
+
+    def distance(draws: np.ndarray, value: np.ndarray) -> np.ndarray:
+        return np.abs(_turned(draws[1:], value, groups) - value)
+
+    matrices = _whitened(matrices) if statistic.relative else matrices
+    errors = np.linalg.norm(matrices[1:] - matrices[0], 2, axis=(-2, -1))
+    error = np.sort(errors, axis=0)[rank]
+    least = statistic.least_reach(np.linalg.eigvalsh(matrices[0]), error, facts)
+    distances = jax.tree.map(distance, draws, value)
+    reach = jax.tree.map(lambda x, r: np.maximum(np.sort(x, axis=0)[rank], r), distances, least)
+    if simultaneous:
+        # Each distance is divided by the half-width of the interval of its number. The largest of
+        # these ratios in each draw determines a factor for all half-widths.
+        numbers = jax.tree.leaves((distances, errors)), jax.tree.leaves((reach, error))
+        ratios = [np.divide(x, r, where=r > 0, out=0 * x) for x, r in zip(*numbers, strict=True)]
+        flat = np.concatenate([x.reshape(_DRAWS, -1) for x in ratios], axis=1)
+        factor = np.sort(flat.max(axis=1))[rank]
+        reach = jax.tree.map(lambda r: r * factor, reach)
+    low, high = jax.tree.map(np.subtract, value, reach), jax.tree.map(np.add, value, reach)
+    largest = statistic.largest
+    return (
+        jax.tree.map(lambda x, end: np.maximum(x, -end), low, largest),
+        jax.tree.map(np.minimum, high, largest),
+    )
+
+
+def _whitened(matrices: np.ndarray) -> np.ndarray:
+    """Returns the matrices in coordinates in which the first of them is the identity.
+
+    If noise has made an eigenvalue of the first matrix 0 or less, it is 0 in these coordinates.
+    """
+    matrices = matrices.astype(np.float64)
+    values, vectors = np.linalg.eigh(matrices[0])
+    sizes = np.where(values > 0, 1 / np.sqrt(np.where(values > 0, values, 1)), 0)
+    axes = vectors * sizes[..., None, :]
+    return np.swapaxes(axes, -1, -2) @ matrices @ axes
+
+
+def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
+    """Flips simulated eigenvectors to agree with the value, because signs are arbitrary."""
+    if value.ndim - groups < 2:
+        return draws
+    return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)
+
+
+def check_simulated(confidence: float) -> None:
+    """Raises an error if a simulation has too few draws for this confidence."""
+    if confidence > _LARGEST_CONFIDENCE:
+        raise ValueError(
+            f"confidence must be at most {_LARGEST_CONFIDENCE} for a simulated interval, got"
+            f" {confidence}"
+        )
+
+
+def draws_of(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
+    """Returns the statistic and its matrix for the released sums and for simulated sums."""
+    sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
+    if n is not None and sums.ndim > 1:
+        raise ValueError(
+            "an interval of this statistic cannot be simulated for a batch of releases: call "
+            "interval() on each release separately"
+        )
+    scale = facts["arrays"][0]["scale"]
+    # The sums are public, and serve as the seed, so that an interval is the same at every call. If
+    # all releases used one seed, the errors of their simulations would be equal: all intervals
+    # would be too short, or all too long.
+    seed = hashlib.sha256(np.ascontiguousarray(sums).tobytes()).digest()
+    generator = np.random.default_rng(list(seed))
+    sampler = {"laplace": generator.laplace, "gaussian": generator.normal}[facts["noise"]]
+    noise = scale * sampler(size=(_DRAWS, *sums.shape))
+    noisy = np.concatenate([sums[None], sums + noise])
+    statistic = _program(json.dumps(facts))
+    # With groups, sums have an axis of groups, and n is None because the sizes of groups are
+    # private.
+    for _ in range(sums.ndim - 1):
+        statistic = jax.vmap(statistic, (1, None), out_axes=1)
+    return statistic(jnp.asarray(noisy, float), n)
+
+
+@functools.lru_cache
+def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree, jax.Array]]:
+    """Compiles the statistic and its matrix as a function of noisy sums.
+
+    `text` contains the facts in JSON.
+    """
+    facts = json.loads(text)
+    statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
+    noise = facts["arrays"][0]["scale"] * unit
+
+    def of_row(sums: jax.Array, n: jax.Array | None) -> tuple[PyTree, jax.Array]:
+        return statistic.of_moments(moments_of(sums * unit, n, noise, facts), facts)
+
+    return compiled(jax.vmap(of_row, (0, None)))
 
 
 def slots_of(database: Database, relation: NeighboringRelation) -> int:

@@ -1,4 +1,9 @@
-"""`privatize`: makes a private function of a database from a target and a mechanism."""
+"""`privatize`: makes a private function of a database from a target and a mechanism.
+
+The database is converted to the dtypes that the target expects. The conversion depends only on the
+target and on the dtypes of the columns. It never depends on the numbers in the columns, because
+these are private. docs/how-to/pandas.md explains the rules to users.
+"""
 
 import contextlib
 import dataclasses
@@ -8,14 +13,17 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import KnowsAccuracy
+from dpjax._core._columns import Numbers, is_numbers
+from dpjax._core._frames import place_of
 from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
 from dpjax._core._pytree import TreeSpec, changed
-from dpjax._core._records import AddsUp, Parts, Unsummed
-from dpjax._core._types import Database, Key, Value
+from dpjax._core._records import AddsUp, Parts, Unsummed, as_dtype, check_padded, exact_records
+from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import (
     Inside,
     KnowsSensitivity,
@@ -30,11 +38,89 @@ from dpjax._tracing._host_calls import host_errors
 from dpjax._tracing._programs import Program, Unchanging, apart, check_concrete, evaluate_alone
 from dpjax.proving._operations import runs_on_cpu_only
 from dpjax.random._keys import check_key
-from dpjax.release._database import released_records
 from dpjax.release._draw import Draw, DrawOfAnother, can_compile_ahead, compile_ahead, draw_of
 from dpjax.release._known_sensitivity import check_maker, covering, knowing, needed, plan_of
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import pay_and_draw, request_of
+
+_KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
+
+
+def released_records(target: Target, database: Database, sensitivity: Sensitivity) -> Database:
+    """Converts a database to the records that the target expects.
+
+    Whether this raises an error depends only on the structure, shapes and dtypes of the database,
+    not on its values.
+    """
+    known = knowing(target)
+    # Neighboring databases may differ in their number of rows if a record is added or removed, or
+    # if people have different numbers of rows. Then padding must hide the number of rows.
+    of_people = known is not None and known.privacy_unit != RECORD
+    added = sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    if (added or of_people) and sensitivity.n is None:
+        check_padded(database)
+    records, n = exact_records("database", database)
+    if sensitivity.n is not None and n != sensitivity.n:
+        raise ValueError(
+            f"database must have n={sensitivity.n} records, the number for which the sensitivity"
+            f" was made, got {n}"
+        )
+    if sensitivity.records is not None:
+        return _as_sampled(records, sensitivity.records)
+    reads = "arrays" if known is None else known.reads
+    if reads == "numbers":
+        return records
+
+    def array(path: tuple[object, ...], leaf: jax.Array | Numbers) -> jax.Array:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jnp.integer) and isinstance(leaf, Numbers):
+            if reads == "arrays":
+                raise TypeError(_beyond(path, leaf))
+            dtype = jnp.result_type(float) if reads == "floats" else dtype
+        return as_dtype(leaf, dtype)
+
+    return jax.tree_util.tree_map_with_path(array, records, is_leaf=is_numbers)
+
+
+def _beyond(path: tuple[object, ...], leaf: Numbers) -> str:
+    return (
+        f"{place_of('database', path)} must have a dtype that JAX has without x64, got"
+        f" {leaf.dtype}: your function would get int32, with larger numbers clamped to its range."
+        ' Pass floats, by .astype("float64"), or integers within public bounds, by .clip(low,'
+        ' high).astype("int32"), or leave the column out. Queries of dpjax accept all dtypes'
+    )
+
+
+def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
+    """Converts records to the dtypes of the oracle's databases, clamped to each dtype's range."""
+    arrays = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)),
+        records,
+        is_leaf=is_numbers,
+    )
+    got = TreeSpec.of(arrays)
+    if got.form != sampled.form:
+        raise ValueError(
+            f"database must have the structure and shapes of the oracle's databases, {sampled}, got"
+            f" {got}"
+        )
+
+    def cast(sampled: jax.ShapeDtypeStruct, leaf: jax.Array | Numbers) -> jax.Array:
+        integers = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.integer)
+        whole_as_float = integers and jnp.issubdtype(sampled.dtype, jnp.floating)
+        if not whole_as_float and _kind(leaf) != _kind(sampled):
+            raise TypeError(
+                f"database must hold {sampled.dtype} in the array of shape {sampled.shape}, like "
+                f"the databases of the oracle, got {leaf.dtype}"
+            )
+        return as_dtype(leaf, sampled.dtype)
+
+    return jax.tree.map(cast, sampled.tree(), records)
+
+
+def _kind(leaf: PyTree) -> list[bool]:
+    return [jnp.issubdtype(leaf.dtype, kind) for kind in _KINDS]
+
 
 # Platforms whose rounding errors a proof covers. XLA's own tests allow errors of 40 units in the
 # last place in exp, log, tanh and other functions on these platforms, and far larger ones on a TPU.

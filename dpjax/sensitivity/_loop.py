@@ -12,8 +12,17 @@ from dpjax._core._values import OperatingPoint
 from dpjax._running._devices import Layout
 from dpjax._running._progress import counting, run_in_flight, wait_for
 from dpjax._tracing._host_calls import host_errors
-from dpjax.sensitivity._checkpoint import Checkpoint, Finished, Seen
-from dpjax.sensitivity._chunks import NOTHING, Block, Probed, Probing, compute_chunks, empty_block
+from dpjax.sensitivity._chunks import (
+    NOTHING,
+    Block,
+    Checkpoint,
+    Finished,
+    Probed,
+    Probing,
+    Seen,
+    compute_chunks,
+    empty_block,
+)
 from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
 from dpjax.sensitivity._probes import Findings, Probes

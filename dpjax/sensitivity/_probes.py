@@ -48,12 +48,13 @@ from dpjax._running._progress import counting, wait_for
 from dpjax._tracing._host_calls import Role, host_errors, sampled
 from dpjax._tracing._lanes import touching
 from dpjax._tracing._programs import Program, evaluate_alone, kept_jit
-from dpjax.sensitivity._checkpoint import Finished, Seen
 from dpjax.sensitivity._chunks import (
     LEAST_ALONE,
     NOTHING,
     Block,
+    Finished,
     Probed,
+    Seen,
     moved_if_finite,
     probing_of,
     spread_chunks,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Norm
-from dpjax._exact._fixed_point import average
+from dpjax._exact._grid import average
 from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._programs import Program

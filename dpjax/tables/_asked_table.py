@@ -32,13 +32,12 @@ from dpjax.queries._query import IntegerQuery
 from dpjax.queries._second_moments import Moments, second_moments_query
 from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
-from dpjax.tables._box import Box
-from dpjax.tables._cost import Cost, cost_of
+from dpjax.tables._bounds import Box
 from dpjax.tables._frame import Column, Frame
 from dpjax.tables._groups import By, Cells, cells_by, entries_in_groups, keys_in_groups
 from dpjax.tables._large_frame import LargeFrame, in_parts, structure_of
 from dpjax.tables._people import People, check_of_people, people_to_sum
-from dpjax.tables._question import Question, question_name
+from dpjax.tables._question import Cost, Question, cost_of, question_name
 from dpjax.tables._where import Where, rows_where
 
 _IN_UNITS_OF_COLUMN = ("mean", "quantiles", "bounds")

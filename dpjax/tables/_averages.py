@@ -18,7 +18,6 @@ from dpjax.queries._second_moments import second_moments_query
 from dpjax.queries._sums import sum_query
 from dpjax.tables._asked_table import identity
 from dpjax.tables._bounds import Bounds, bounds_of
-from dpjax.tables._cost import PARTS, Cost
 from dpjax.tables._counts import CountsOfTable
 from dpjax.tables._float64 import (
     in_float64,
@@ -29,7 +28,7 @@ from dpjax.tables._float64 import (
 )
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
-from dpjax.tables._question import Question
+from dpjax.tables._question import PARTS, Cost, Question
 from dpjax.tables._where import Where
 
 Probabilities = float | Fraction | Sequence[float | Fraction]

@@ -1,24 +1,200 @@
-"""A question to a table: the rows that a statistic counts, their groups, and its public name."""
+"""A question to a table: the rows that a statistic counts, their groups, its public name, its cost.
+
+The cost is given as epsilon, as a fraction of a budget, or as an error.
+"""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from decimal import ROUND_CEILING, Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import PyTree
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax._exact._numerics import bisect
+from dpjax._files._ledger_file import EPSILON_DIGITS
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._ledger import FINGERPRINT
+from dpjax.accounting._prices import float_down
+from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace, gaussian, laplace
 from dpjax.queries._groups import By, by
 from dpjax.queries._people import Contribution, RowsOfPeople
-from dpjax.queries._query import Query
+from dpjax.queries._query import IntegerQuery, Query
+from dpjax.random._noise import GAUSSIAN
+from dpjax.tables._distinct import DistinctCount
 from dpjax.tables._frame import Column
 from dpjax.tables._groups import Cells
+
+AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
+
+PARTS = 4  # If bounds or keys are not given, epsilon / PARTS is spent on finding them.
+_CONFIDENCE = 0.95
+# If an error is given, the epsilon that reaches it is rounded up to this many digits.
+_DIGITS = 4
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 100.0
+
+
+class Price(NamedTuple):
+    """The epsilon and the delta of a release. If delta is None, the noise is Laplace noise."""
+
+    epsilon: float
+    delta: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """The cost of a statistic, given by an epsilon or by an error; made by `cost_of`.
+
+    Attributes:
+        epsilon: the epsilon of the release; None if an error is given instead.
+        error: the largest half-width of the 95% interval of each number.
+        delta: the delta of the release; None means that the release takes the same fraction of the
+            budget's delta as of its epsilon.
+        budget: the budget of the ledger that pays; (0, 0) without a ledger.
+        relation: the relation of the table.
+    """
+
+    epsilon: float | None
+    error: float | None
+    delta: float | None
+    budget: tuple[Decimal, Decimal]
+    relation: NeighboringRelation
+
+    def price(self) -> Price:
+        """Returns epsilon and delta of a statistic whose cost is not given by an error."""
+        assert self.epsilon is not None
+        return self._at(self.epsilon)
+
+    def split(self, parts: int) -> tuple[float, "Cost"]:
+        """Returns epsilon divided by `parts`, and a `Cost` with the rest of epsilon.
+
+        A ledger rounds each payment up to a number of digits. The first result is rounded down to
+        the same number of digits, so that the two payments together do not exceed one payment of
+        the whole epsilon.
+        """
+        assert self.epsilon is not None
+        whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
+        part = math.floor(whole / parts / unit) * unit
+        return float_down(part), dataclasses.replace(self, epsilon=float_down(whole - part))
+
+    def to_find(self, columns: int) -> tuple["Cost", "Cost"]:
+        """Returns the cost of finding the cells of one column, and a `Cost` with the rest.
+
+        All the columns together cost 1 / `PARTS` of epsilon, and of delta if it is given.
+        """
+        each, _ = self.split(PARTS * columns)
+        left = Fraction(repr(self.epsilon)) - columns * Fraction(repr(each))
+        found, rest = (dataclasses.replace(self, epsilon=x) for x in (each, float_down(left)))
+        if self.delta is None:
+            return found, rest
+        whole = Fraction(repr(float(_checks.fraction("delta", self.delta))))
+        part = float_down(whole / (PARTS * columns))
+        left = float_down(whole - columns * Fraction(repr(part)))
+        return dataclasses.replace(found, delta=part), dataclasses.replace(rest, delta=left)
+
+    def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
+        """Returns the mechanism with the least noise for the epsilon, or epsilon for the error."""
+        if self.error is None:
+            return self._smaller(query, self.price())
+        error = _checks.positive("error", self.error)
+
+        def is_too_wide(epsilon: float) -> bool:
+            return _width(query, self._smaller(query, self._at(epsilon))) > error
+
+        if is_too_wide(_LARGEST_EPSILON):
+            raise ValueError(
+                f"error={self.error} is too small: it needs an epsilon above {_LARGEST_EPSILON:g}"
+            )
+        _, enough = bisect(is_too_wide, _LEAST_EPSILON, _LARGEST_EPSILON, in_logarithms=True)
+        return self._smaller(query, self._at(_digits_up(enough)))
+
+    def buys(self, query: IntegerQuery) -> Price:
+        """Returns the price of a statistic of `query`, without a delta if it has Laplace noise."""
+        price = self.price()
+        is_gaussian = self._smaller(query, price).noise is GAUSSIAN
+        return price if is_gaussian else price._replace(delta=None)
+
+    def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
+        """Returns the smaller noise: Laplace noise or, if there is a delta, Gaussian noise."""
+        epsilon, delta = price
+        pure = discrete_laplace if _counts(query) else laplace
+        choices = [pure(query.sensitivity("l1", relation=self.relation), epsilon)]
+        if delta is not None:
+            in_l2 = query.sensitivity("l2", relation=self.relation)
+            choices.append(gaussian(in_l2, epsilon, delta))
+        return min(choices, key=lambda mechanism: _width(query, mechanism))
+
+    def _at(self, epsilon: float) -> Price:
+        if self.delta is not None:
+            return Price(epsilon, float(_checks.fraction("delta", self.delta)))
+        whole, delta = map(Fraction, self.budget)
+        if delta == 0:
+            return Price(epsilon, None)
+        return Price(epsilon, float_down(min(Fraction(1), Fraction(repr(epsilon)) / whole) * delta))
+
+
+def cost_of(
+    epsilon: float | None,
+    share: float | None,
+    error: float | None = None,
+    *,
+    delta: float | None,
+    budget: tuple[Decimal, Decimal],
+    relation: NeighboringRelation,
+) -> Cost:
+    """Checks the arguments for the cost of a statistic, and returns the `Cost`."""
+    given = {"epsilon": epsilon, "share": share, "error": error}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise TypeError(f"give exactly one of epsilon, share and error, got {named or 'none'}")
+    if epsilon is not None:
+        epsilon = float(_checks.positive("epsilon", epsilon))
+    if share is not None:
+        epsilon = _part_of(budget[0], share)
+    return Cost(epsilon, error, delta, budget, relation)
+
+
+def _part_of(whole: Decimal, share: float) -> float:
+    """Returns a fraction of a budget's epsilon, rounded down to a float with few digits."""
+    part = Fraction(Decimal(repr(float(_checks.positive("share", share)))))
+    if part > 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+    if whole == 0:
+        raise ValueError(
+            f"share={share} is a fraction of a ledger's budget, but the table has no ledger: "
+            "pass ledger= to the table, or give epsilon instead"
+        )
+    return float_down(part * Fraction(whole))
+
+
+def _counts(query: AnyQuery) -> bool:
+    """Whether the results of a query are counts, and not sums on a grid."""
+    return isinstance(query, DistinctCount) or (isinstance(query, Query) and not query._is_rounded)
+
+
+def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
+    # In a simulated table, columns are traced. The error does not depend on them, and is computed
+    # at compile time.
+    with jax.ensure_compile_time_eval():
+        if isinstance(query, DistinctCount):
+            like = jax.ShapeDtypeStruct(query.shape, jnp.int32)
+            return float(mechanism.error(confidence=_CONFIDENCE, like=like))
+        return query.error(mechanism, confidence=_CONFIDENCE, simultaneous=False)
+
+
+def _digits_up(number: float) -> float:
+    step = Decimal(10) ** (math.floor(math.log10(number)) + 1 - _DIGITS)
+    return float((Decimal(number) / step).to_integral_value(ROUND_CEILING) * step)
+
 
 GROUP, VALUE = "group", "value"
 

@@ -15,22 +15,24 @@ from dpjax._core._records import PaddedRecords, Parts
 from dpjax._core._types import Key, PyTree, Scalar
 from dpjax._core._values import Release
 from dpjax.queries._bernstein import bernstein_query, moments_of
-from dpjax.queries._correlation import CORRELATION
-from dpjax.queries._intervals import STATISTICS, Statistic
 from dpjax.queries._k_means import Partition, private_k_means
-from dpjax.queries._linear_regression import _least_reach, _solution, line_query, sums_of_line
+from dpjax.queries._linear_regression import (
+    CORRELATION,
+    _least_reach,
+    _solution,
+    line_query,
+    sums_of_line,
+)
 from dpjax.queries._moments import _directions, _mean_and_covariance
-from dpjax.queries._private_release import Terms, released
+from dpjax.queries._private_release import STATISTICS, Statistic, Terms, released
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import Moments
 from dpjax.tables._asked_table import AskedTable
-from dpjax.tables._bounds import Bounds
-from dpjax.tables._box import Box, box_of
-from dpjax.tables._cost import Cost
+from dpjax.tables._bounds import Bounds, Box, box_of
 from dpjax.tables._float64 import covariance_of, in_float64
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
-from dpjax.tables._question import Question
+from dpjax.tables._question import Cost, Question
 from dpjax.tables._where import Where
 
 

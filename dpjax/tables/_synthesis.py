@@ -36,10 +36,9 @@ from dpjax.tables._cells import (
     found_in,
     has_cells,
 )
-from dpjax.tables._cost import Cost
 from dpjax.tables._counts import CountsOfTable
 from dpjax.tables._frame import Frame
-from dpjax.tables._question import Question
+from dpjax.tables._question import Cost, Question
 from dpjax.tables._where import Where
 
 Workload: TypeAlias = int | Sequence[Sequence[str]] | Mapping[Sequence[str], float]

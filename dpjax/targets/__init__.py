@@ -2,7 +2,6 @@
 
 from dpjax.sensitivity._sums import Summable
 from dpjax.targets._command_line import command_line
-from dpjax.targets._exact_sums import exact_sums
 from dpjax.targets._host import host
 from dpjax.targets._kernels import (
     kernel_density,
@@ -15,7 +14,7 @@ from dpjax.targets._letter_counts import encode_text, letter_counts
 from dpjax.targets._linear_svm import linear_svm
 from dpjax.targets._optax_training import optax_minibatch_training, optax_training
 from dpjax.targets._regression import logistic_regression, ridge_regression
-from dpjax.targets._summable import log_likelihoods, summable
+from dpjax.targets._summable import exact_sums, log_likelihoods, summable
 from dpjax.targets._summaries import bounded_mean, moments, quantile
 
 __all__ = [

@@ -12,7 +12,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
-from dpjax._exact._fixed_point import average, bits_of_a_digit, rounding_of_average
+from dpjax._exact._grid import average, bits_of_a_digit, rounding_of_average
 from dpjax._exact._numerics import compute_dtype, count_below, order_like_integers
 from dpjax.targets._clamping import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (

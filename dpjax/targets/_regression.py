@@ -16,7 +16,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
-from dpjax._exact._fixed_point import average
+from dpjax._exact._grid import average
 from dpjax._exact._numerics import round_up
 from dpjax.targets._clamping import clip_and_replace_nan, into_unit_ball
 from dpjax.targets._known_sensitivity import (

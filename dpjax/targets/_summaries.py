@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._types import PyTree
-from dpjax._exact._fixed_point import rounding_of_average
+from dpjax._exact._grid import rounding_of_average
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._clamping import check_interval, check_known, clamp
 from dpjax.targets._known_sensitivity import BoundedSum, BoundedTarget, check_dims, unit

@@ -13,7 +13,7 @@ import scipy.stats
 
 import dpjax
 from dpjax import oracles, targets
-from dpjax._core._pair_loss import PairLoss
+from dpjax._core._losses import PairLoss
 from dpjax._core._pytree import changed
 from dpjax._exact._numerics import TailBand
 from dpjax.accounting import _hockey_sticks as sticks

@@ -13,7 +13,7 @@ import scipy.special
 
 import dpjax
 from dpjax import oracles
-from dpjax._core._pair_loss import PairLoss
+from dpjax._core._losses import PairLoss
 from dpjax._exact._numerics import TailBand
 from dpjax.accounting import _hockey_sticks as sticks
 from dpjax.auditing import _profile_pairs as losses

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._exact._fixed_point import (
+from dpjax._exact._grid import (
     average,
     bits_of_a_digit,
     nearest_integers,

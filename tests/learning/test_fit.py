@@ -14,10 +14,10 @@ from scipy.stats import binom
 
 import dpjax
 from dpjax import learning
-from dpjax._files._chunk_files import read_chunks
+from dpjax._files._durable import read_chunks
 from dpjax.learning import _fit
-from dpjax.learning._epoch import scores
 from dpjax.learning._training_step import fixed_update
+from dpjax.learning._trainings import scores
 from dpjax.targets._optax_training import optax_promotion
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE

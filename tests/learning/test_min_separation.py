@@ -18,7 +18,7 @@ import dpjax
 from dpjax import accounting, learning
 from dpjax.accounting._dp_sgd import DpSgdRun
 from dpjax.learning import _fit, _separation
-from dpjax.learning._separated_losses import Ratio, separated_losses
+from dpjax.learning._participation import Ratio, separated_losses
 from dpjax.random import seeded_key
 from tables import for_each
 

@@ -6,7 +6,7 @@ import pytest
 
 import dpjax
 from dpjax.accounting._prices import cost_of as cost_in_a_ledger
-from dpjax.tables._cost import cost_of
+from dpjax.tables._question import cost_of
 
 REPLACE, ADD = dpjax.NeighboringRelation
 FRAME = {

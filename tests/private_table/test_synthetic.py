@@ -15,8 +15,8 @@ import pytest
 import dpjax
 from dpjax.tables import _synthesis
 from dpjax.tables._cells import Categories, Ranges, cells_of
-from dpjax.tables._cost import cost_of
 from dpjax.tables._frame import Frame
+from dpjax.tables._question import cost_of
 
 REPLACE, ADD = dpjax.NeighboringRelation
 COST = {"epsilon": 50.0, "delta": 1e-6}

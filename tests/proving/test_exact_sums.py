@@ -16,10 +16,8 @@ import dpjax
 from all_pairs import VALUES, N, all_pairs
 from dpjax.proving import Ball, _exact_sums, _prove_sensitivity
 from dpjax.proving._exact_programs import ExactBounds, with_sums
-from dpjax.proving._exact_scatters import ExactScatter
-from dpjax.proving._exact_sums import ExactSum
+from dpjax.proving._exact_sums import ExactCumulative, ExactScatter, ExactSum, ExactWindows
 from dpjax.proving._exact_variances import ExactVariance
-from dpjax.proving._exact_windows import ExactCumulative, ExactWindows
 from dpjax.proving._losses import _evaluate
 from dpjax.proving._rows import norm_of
 from dpjax.queries import PaddedRecords

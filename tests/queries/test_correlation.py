@@ -6,7 +6,7 @@ import pytest
 import scipy
 
 import dpjax
-from dpjax.queries._intervals import draws_of
+from dpjax.queries._private_release import draws_of
 
 N, RUNS = 4000, 400
 # At a coverage of .95, fewer releases hold the truth with probability 1e-6.

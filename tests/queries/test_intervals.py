@@ -17,7 +17,7 @@ import scipy
 
 import dpjax
 from dpjax import queries
-from dpjax.queries._intervals import _covariances, _laplace_sum, _ratio, _whitened
+from dpjax.queries._private_release import _covariances, _laplace_sum, _ratio, _whitened
 
 DRAWS, CONFIDENCE, FALSE_ALARM = 1500, 0.9, 1e-7
 MOST_MISSES = scipy.stats.binom.isf(FALSE_ALARM, DRAWS, 1 - CONFIDENCE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._tracing._foreign import is_own
+from dpjax._tracing._host_calls import is_own
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import equations
 

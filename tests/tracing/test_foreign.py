@@ -19,7 +19,7 @@ from jax.interpreters import batching, mlir
 
 import dpjax
 from dpjax import learning, queries
-from dpjax._tracing._foreign import is_own
+from dpjax._tracing._host_calls import is_own
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import primitives
 
