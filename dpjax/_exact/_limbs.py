@@ -274,7 +274,7 @@ def _total_of_a_block(x: Limbs) -> Limbs:
 def weighted_total(weights: jax.Array, x: jax.Array) -> Limbs:
     """Returns the sum of weights[i] * x[i] over the leading axis; x is int32.
 
-    Weights are at least 0 and at most 2^18.
+    Weights are from -2^18 to 2^18.
 
     The result is exact if it is below 2^63. Each factor is split into two digits, so that products
     of digits fit into 32 bits.

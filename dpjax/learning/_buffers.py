@@ -53,8 +53,9 @@ class BufferedStrategy(Strategy):
     decays: np.ndarray = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Copies the numbers, because compiled programs keep the numbers of their trace."""
-        # Integers of NumPy would wrap around in products.
+        """Copies the arrays, because a compiled program would not see later changes to them."""
+        # Products of NumPy's integers would wrap around, so these two numbers become Python
+        # integers.
         for name, most in (("steps", _MOST_STEPS), ("first", 2**BITS)):
             number = _checks.integer(name, getattr(self, name), least=1, most=most)
             object.__setattr__(self, name, number)
@@ -63,8 +64,8 @@ class BufferedStrategy(Strategy):
             is_short = kept.shape == np.shape(self.scales) and 1 <= kept.size <= _MOST_BUFFERS
             if kept.dtype != np.int32 or kept.ndim != 1 or not is_short:
                 raise ValueError(
-                    f"{name} must be int32, one for each of 1 to {_MOST_BUFFERS} buffers, got"
-                    f" {_checks.described(getattr(self, name))}: use buffered_strategy"
+                    f"{name} must be an int32 array of 1 to {_MOST_BUFFERS} numbers, one for each"
+                    f" buffer, got {_checks.described(getattr(self, name))}: use buffered_strategy"
                 )
             if np.abs(kept.astype(np.int64)).max() > 2**FRACTION_BITS:
                 raise ValueError(
@@ -76,7 +77,7 @@ class BufferedStrategy(Strategy):
 
     @property
     def bands(self) -> int:
-        """The number of steps, because a batch enters all later rows."""
+        """The number of steps, because a batch changes what all later steps publish."""
         return self.steps
 
     def _entries(self) -> np.ndarray:
@@ -105,7 +106,8 @@ class BufferedStrategy(Strategy):
         end, reaches = 2**_WORD_BITS, self._reaches
         scales = np.abs(self.scales.astype(np.int64)).tolist()
         weighted = sum(scale * reach for scale, reach in zip(scales, reaches, strict=True))
-        # A buffer is at most (2^18 noise + 1) times its reach.
+        # If the noise of updates is at most M, the integers of buffer k are at most (2^18 M + 1)
+        # reaches[k].
         most = min(
             (end - 1) // max(reaches),
             (end - len(reaches)) * 2**FRACTION_BITS // max(1, weighted),
@@ -165,8 +167,8 @@ def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -
     theta, omega = (np.asarray(x, np.float64) for x in (decays, scales))
     if not (np.all(np.isfinite(omega)) and np.all(np.abs(theta) <= 1) and 0 < first < math.inf):
         raise ValueError(
-            f"decays must be from -1 to 1, scales finite and first above 0, got {theta}, {omega} "
-            f"and {first:g}"
+            "decays must be from -1 to 1, scales must be finite, and first must be finite and above"
+            f" 0, got decays={theta}, scales={omega} and first={first:g}"
         )
     largest = max(first, np.abs(omega).max(initial=0))
     numerator = round(first / largest * 2**BITS)

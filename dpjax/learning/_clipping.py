@@ -27,9 +27,9 @@ def _refuse_to_take_apart(*_: object) -> NoReturn:
         "a ClippedSum cannot be transformed, added to another ClippedSum, or returned from jit, "
         "vmap, scan or shard_map: its norm bound holds for this sum only. Add "
         "learning.gaussian_noise in front of the optimizer, as in optax.chain(noise, "
-        "optimizer), and in the function that clips. To accumulate gradients, as "
-        "optax.MultiSteps does, use learning.clipped_in_parts. If no noise is needed, return "
-        "its attribute value instead"
+        "optimizer), and update the optimizer in the function that clips. To accumulate "
+        "gradients, as optax.MultiSteps does, use learning.clipped_in_parts. If no noise is "
+        "needed, return the attribute value of the ClippedSum instead"
     )
 
 

@@ -183,7 +183,7 @@ def initial_state(
 
 
 def _number(strategy: Strategy, fineness: int) -> np.uint32:
-    """Returns an identifier of the strategy and the grid: the units of kept integers."""
+    """Returns an identifier of the strategy and the grid, which must not change between steps."""
     return np.uint32(strategy.number ^ fineness)
 
 
@@ -226,9 +226,10 @@ def _step(
     # The noise of this step and of later steps would not cover a larger norm bound. So the bound is
     # NaN from this step on.
     usable = first <= bound
-    # A checkpoint may be loaded into the state of another strategy or noise multiplier. A column of
-    # C with entries of two strategies may have a larger norm than the columns of either strategy.
-    # And kept integers of a finer grid would move by more steps of this grid.
+    # A checkpoint may be loaded into the state of another strategy or noise multiplier. Then the
+    # noise may be too small: a column of C with entries of two strategies may have a larger norm
+    # than the columns of either strategy. And another multiplier may have another grid. The stored
+    # integers count units of the grid, and a record changes them by more units on a finer grid.
     usable &= state.number == _number(strategy, state.fineness)
     bound = jnp.where(usable, bound, jnp.nan)
     # The updates of steps beyond the last step of the strategy are NaN.
@@ -240,7 +241,7 @@ def _step(
 
 
 def _check_kept(state: CorrelatedNoiseState, value: PyTree) -> None:
-    """Raises an error for kept noise of other shapes or dtypes than `nothing_kept` returns."""
+    """Raises an error if stored noise does not have the shapes and dtypes of `nothing_kept`."""
     kept = jax.eval_shape(lambda: jax.tree.map(state.strategy.nothing_kept, value))
     if TreeSpec.of(kept).leaves != TreeSpec.of(state._noise).leaves:
         raise ValueError(
@@ -283,7 +284,7 @@ def _updates(
 def _combined(
     strategy: Strategy, newest: Limbs, kept: PyTree, diagonal: jax.Array, step: jax.Array
 ) -> Limbs:
-    """Returns row t of C times the newest sum and the noise of earlier updates, rounded."""
+    """Returns C[t, t] `newest`, plus C[t, j] times the noise of each earlier step j, rounded."""
     total = _limbs.multiply(_limbs.from_integers(diagonal), newest)
     total = _limbs.add(total, strategy.earlier(kept, step))
     # The result is round(total / 2^18). If two totals differ by d units of the rounded grid, the

@@ -280,7 +280,8 @@ def fit(
         )
         return dataclasses.replace(found, notes=(*notes, *found.notes))
 
-    # `start` has no result of the training, so an `Epoch` that a caller keeps has none either.
+    # An `Epoch` computes its guarantee from `start`, the state before the training. So a caller who
+    # keeps an `Epoch` does not keep results of the training with it.
     start, planned_guarantee = now, promised(now, steps)
     run: Json = {}
     if checkpoint is not None:

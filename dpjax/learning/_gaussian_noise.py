@@ -285,7 +285,10 @@ def check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
 
 
 def check_precision(state: NoiseState) -> None:
-    """Raises an error for a noise multiplier below float32, which a cast may have rounded up."""
+    """Raises an error if the noise multiplier has less precision than float32.
+
+    A cast to such a dtype may have rounded the noise multiplier up.
+    """
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
@@ -304,8 +307,8 @@ def after_a_step(
     state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Turn
 ) -> NoiseState:
     """Returns the state after a step, with the next key and the least noise multiplier so far."""
-    # Noise in floats promises nothing. A file may put the arrays of this state into an exact one,
-    # so an array must record it.
+    # Noise in floats has no guarantee, so its multiplier is recorded as 0, in an array: a file may
+    # load the arrays of this state into a state whose `noise` is "exact".
     promised = multiplier if state.noise == "exact" else 0.0
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(promised))
     drawn_by = jnp.uint32(drawn_by)
@@ -420,8 +423,8 @@ def adaptive_noise(
     def init(parameters: PyTree) -> AdaptiveNoiseState:
         state = plain.init(parameters)
         assert isinstance(state, NoiseState)
-        # Noise is also added to the count, so the errors of the tables from which noise is drawn
-        # are charged for one more coordinate.
+        # The tables from which noise is drawn have small errors, which are charged for each noisy
+        # coordinate. The count is one more noisy coordinate.
         both = dataclasses.replace(state, dims=state.dims + 1)
         return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
 

@@ -99,8 +99,8 @@ def guarantee(
     if strategy is None and sampling.groups < noise.bands:
         raise ValueError(
             f"sampling must have at least groups={noise.bands}, one for each band of the "
-            f"strategy, got {sampling}: otherwise two batches of a record would enter one "
-            "published number. Draw batches by learning.cyclic_sampling"
+            f"strategy, got {sampling}: otherwise two batches with the same record would affect "
+            "the same published number. Draw batches by learning.cyclic_sampling"
         )
     if strategy is None and simulated is not None and noise.bands > 1:
         raise ValueError(

@@ -94,7 +94,7 @@ def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def kept(x: jax.Array, factors: jax.Array) -> jax.Array:
-    """Sets the rows of examples whose factor is 0 to 0, even rows that contain NaN."""
+    """Replaces the rows of examples with factor 0 by 0, even if they contain NaN."""
     return jnp.where(_column(factors, x) != 0, x, 0)
 
 

@@ -260,13 +260,15 @@ def objective_perturbation(
 _REACH = 2.0
 # A radius so large that it does not limit the slope of a record's loss, which is at most 1.
 _ANY_BALL = 1e9
-# The fraction of delta that is reserved for the event that the norm of the noise exceeds B. The
-# proof uses this 10^-6.
+# The fraction of delta that is reserved for the event that the norm of the noise b exceeds the
+# bound B. The proof has the same 10^-6.
 _LONGER = 1e-6
-# The ends of intervals of b'v / (sigma D). A sum over these intervals bounds an expectation.
+# The values of b'v / (sigma D), a ratio in the proof, are divided into intervals with these ends. A
+# sum over the intervals bounds an expectation over the ratio.
 _INTERVALS = np.linspace(0.0, 14.0, 4001)
-# The number of sectors in a quarter of the circle, and the number of angles between two records, in
-# the bound on the pull.
+# To bound the difference v of two records' gradients, a quarter of the circle of directions of b is
+# divided into this many sectors, and the range of angles between records is divided by this many
+# ends of intervals.
 _SECTORS, _ANGLES = 128, 1000
 # This factor covers the rounding errors of the float64 computations in this file.
 _OUTWARD = 1 + 1e-9
@@ -286,10 +288,10 @@ def perturbation_plan(
 ) -> PerturbationPlan:
     """Returns the plan with the least noise that the proof allows.
 
-    The budget mu^2 = mu_1^2 + mu_2^2 of Gaussian DP is split between two noises. Noise in the
-    linear term acts like noise on the weights for the sensitivity 2 / (n lambda). Noise that is
-    added to the weights directly covers the sensitivity 2 E. The variance is least if the fractions
-    of mu^2 are proportional to these sensitivities.
+    The budget mu^2 = mu_1^2 + mu_2^2 of Gaussian DP is split between two noises. The first noise,
+    in the linear term, acts like noise that is added to weights of sensitivity 2 / (n lambda). The
+    second noise is added to the weights directly, and covers the sensitivity 2 E. The variance is
+    least if the fractions of mu^2 are proportional to these sensitivities.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
     left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
@@ -319,9 +321,10 @@ def perturbation_plan(
     # depends on it.
     error = float(planned(0.5, _ANY_BALL).error)
     share = error / (error + 1 / (n * regularization))
-    # The bound D on the pull depends on the radius W of the ball, and W depends on sigma. So the
-    # first plan is for any radius. It has more noise, so its ball also contains the minimizer of
-    # the final plan. Rounding in the discretized bounds might violate this, so it is checked.
+    # D, the bound on the difference of two records' gradients, depends on the radius W of a ball
+    # that contains the minimizer, and W depends on sigma. So the first plan is for any radius. It
+    # has more noise, so its ball also contains the minimizer of the final plan. Rounding in the
+    # discretized bounds might violate this, so it is checked.
     first = planned(share, _ANY_BALL)
     plan = planned(share, float(first.solver.radius))
     plan = plan if plan.solver.radius <= first.solver.radius else first
@@ -350,7 +353,11 @@ def calibrations(
 
 
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
-    """Returns epsilon and delta minus the costs of noise tables and of noise longer than B."""
+    """Returns what is left of epsilon and delta after two costs.
+
+    The costs are those of the errors of the tables from which noise is drawn, and of the event that
+    the norm of the noise b exceeds the bound B.
+    """
     certificate = _LATTICE.certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
     outside = missed * (1 + math.exp(min(epsilon, 700.0)))
@@ -364,9 +371,10 @@ def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]
 
 
 def _largest_mu(epsilon: float, delta: float, share: float, tails: np.ndarray) -> float:
-    """Returns the largest mu that is (epsilon, delta)-DP, with this share of mu^2 for output noise.
+    """Returns the largest mu for which the release is (epsilon, delta)-DP.
 
-    It bisects the logarithm of mu, starting below the mu of a Gaussian mechanism.
+    The noise on the weights gets the fraction `share` of mu^2. The logarithm of mu is bisected. The
+    mu of a Gaussian mechanism is the upper end of the search.
     """
     high = -math.log(float(analytic_multiplier(epsilon, delta)))
     low = least = high - 3
@@ -380,9 +388,10 @@ def _largest_mu(epsilon: float, delta: float, share: float, tails: np.ndarray) -
 
 
 def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> float:
-    """Bounds E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y), where `tails` bounds the tails of Y.
+    """Bounds the expectation over Y of H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y).
 
-    H(mu, e) is the delta of a Gaussian mechanism with parameter mu at epsilon e.
+    H(mu, e) is the delta of a Gaussian mechanism with parameter mu at epsilon e. `tails` are bounds
+    on P(Y > y) at all `_INTERVALS`. mu_2^2 is the fraction `share` of mu^2, and mu_1^2 is the rest.
     """
     first, second = mu * math.sqrt(1 - share), mu * math.sqrt(share)
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:]
@@ -398,12 +407,13 @@ def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> flo
 
 @functools.lru_cache(maxsize=64)
 def _pull_within(radius: float) -> tuple[float, np.ndarray]:
-    """Returns D and bounds on P(Y > y) at all `_INTERVALS`, for a minimizer within `radius`.
+    """Returns D, and bounds on P(Y > y) at all `_INTERVALS`, for a minimizer within `radius`.
 
-    Let R and f be the polar coordinates of a normal vector in the plane of both records. Then b'v
-    is at most sigma R T(f), where T(f) is the maximum of F(f) (see `_both_pulls`) and the largest
-    slope. T decreases on [0, pi/2], so each sector uses its first angle. On the other half of the
-    circle, T is the largest slope.
+    D bounds the norm of v, the difference of two records' gradients, and Y bounds b'v / (sigma D).
+    Let R and f be the polar coordinates of b / sigma, projected to the plane of both records. Then
+    Y is R T(f) / D, where T(f) is the larger of two numbers: F(f) (see `_both_pulls`) and the
+    largest slope. T decreases on [0, pi/2], so each sector uses its first angle. On the other half
+    of the circle, T is the largest slope.
     """
     largest = float(scipy.special.expit(radius))
     sectors = np.arange(_SECTORS) * (math.pi / 2 / _SECTORS)
@@ -414,11 +424,12 @@ def _pull_within(radius: float) -> tuple[float, np.ndarray]:
 
 
 def _both_pulls(f: float, radius: float) -> float:
-    """Returns F(f), a bound on b'v / (sigma R) if the gradients of both records pull along b.
+    """Returns F(f), a bound on b'v / (sigma R) if both terms of v increase b'v.
 
-    The angles between b and records are split into intervals. The cosine decreases, so it is
-    evaluated at the lower end of each interval. The slope increases, so it is evaluated at the
-    upper end.
+    The vector v is the gradient of one record minus that of another. R and f are the polar
+    coordinates of b / sigma in the plane of both records. The angles between records are split into
+    intervals. The cosine decreases, so it is evaluated at the lower end of each interval. The slope
+    increases, so it is evaluated at the upper end.
     """
     angles = np.linspace(0, math.pi / 2 - f, _ANGLES)
     margins = np.minimum(radius * np.sin(angles[1:]) / math.cos(f), radius)
@@ -428,10 +439,10 @@ def _both_pulls(f: float, radius: float) -> float:
 def _slope_envelope(u: np.ndarray, radius: float) -> np.ndarray:
     """Returns a concave upper bound on the largest slope max_x x / (1 + exp(-x u)), at u >= 0.
 
-    As a function of u, the largest slope is convex below 0, and concave above 0, where it is the
-    sigmoid. So a line bounds the largest slope everywhere if it is above the largest slope at
-    -radius, and above the sigmoid. A tangent of the sigmoid is such a line if it is above the
-    largest slope at -radius.
+    Here x is in [0, 1]. For u >= 0, the largest slope is the sigmoid of u, which is concave. For
+    negative u, it is convex. So a line bounds the largest slope on [-radius, radius] if it is above
+    the largest slope at -radius, and above the sigmoid for u >= 0. A tangent of the sigmoid is such
+    a line if it is above the largest slope at -radius.
     """
     sigmoid = scipy.special.expit(u)
     least = scipy.special.expit(-radius) if radius < 1.27 else _LARGEST_PULL / radius
@@ -450,7 +461,11 @@ def _longest(sigma: float, d: int, delta: float) -> float:
 
 
 def _grid(sigma: float, d: int) -> float:
-    """Bounds the grid of b by twice the spacing that `Calibration` rounds to a power of two."""
+    """Returns an upper bound on the spacing of the grid on which the noise b is drawn.
+
+    `Calibration` rounds a spacing to a power of two. The bound is twice the spacing before
+    rounding.
+    """
     balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _LATTICE.resolution)
     return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
 
@@ -498,7 +513,9 @@ def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
     All errors are in units of eps. A product r'w has an error of at most d times the norm of w,
     which the sigmoid reduces to a quarter, because its slope is at most 1/4. The sigmoid, its
     product with a row, and the average together add at most 6. The grid of the average adds 1/8 in
-    each coordinate. lambda w, the pull and the two sums, none above 2 + 2 pull, add 6 (1 + pull).
+    each coordinate. The gradient is lambda w minus the average plus the linear term, whose norm is
+    at most `pull`. The roundings of lambda w, of the linear term and of the two sums add 6 (1 +
+    pull), because none of these vectors is longer than 2 + 2 pull.
     """
     return eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
 

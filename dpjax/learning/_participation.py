@@ -35,11 +35,13 @@ _BLOCK = 64
 
 
 class Ratio(NamedTuple):
-    """The likelihood ratio after the first steps, in logarithms.
+    """The likelihood ratio after the first steps, as logarithms of its parts.
 
     Attributes:
-        able: log A_s, for the step s that comes next.
-        joined: log J of the last b steps; that of step s at index s modulo b.
+        able: log A_s for the next step s. A_s is the part of the ratio from the cases in which the
+            record may join the batch of step s.
+        joined: log J_s for each of the last b steps s, at index s modulo b. J_s is the part from
+            the cases in which the record joins the batch of step s.
     """
 
     able: jax.Array
@@ -47,7 +49,11 @@ class Ratio(NamedTuple):
 
     @staticmethod
     def at_start(sampling: BatchSampling, shape: tuple[int, ...] = ()) -> "Ratio":
-        """Returns the ratio before the first step: L_s is 1 in all earlier steps."""
+        """Returns the ratio before step 0.
+
+        A record that may not join the batch of step 0 counts as if it had joined a batch before
+        step 0, with a likelihood ratio L_s of 1.
+        """
         share = share_of_batches(sampling.rate, sampling.groups)
         able, joined = math.log(share / sampling.rate), math.log(share)
         shape_of_joined = (sampling.groups, *shape)
@@ -64,9 +70,10 @@ class Ratio(NamedTuple):
         return Ratio(jnp.logaddexp(self.able + math.log1p(-rate), again), joined)
 
     def total(self, step: jax.Array | int) -> jax.Array:
-        """Returns the log of the ratio of all `step` steps so far.
+        """Returns the log of the likelihood ratio of the first `step` steps.
 
-        The record may join the next step, or joined one of the last b - 1 steps.
+        The ratio is the sum of all cases: the record may join the next step, or it joined one of
+        the last b - 1 steps.
         """
         apart = len(self.joined)
         shares = lax.dynamic_update_index_in_dim(self.joined, self.able, step % apart, 0)
@@ -74,13 +81,14 @@ class Ratio(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What the next row of the noise depends on.
+    """What the next published row depends on.
 
     Attributes:
         wait: the number of steps until the record may join a batch.
         age: the number of rows since the record's last batch, but at most the number of bands.
-        sums: for each of the last steps s whose rows are not complete, mu_s . x over the rows so
-            far, for a database with the record and for one without it.
+        sums: shape (2, bands), for a database with the record and for one without it. For each
+            recent step s that changes later rows: the inner product mu_s . x over the rows x so
+            far, where mu_s is how much a batch with the record in step s shifts these rows.
         ratio: the likelihood ratio, for both databases.
     """
 
@@ -91,25 +99,26 @@ class _Row(NamedTuple):
 
 
 def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> jax.Array:
-    """Draws two losses: of databases with the record against those without it, and the reverse.
+    """Draws the privacy loss in both directions: record present against absent, and the reverse.
 
     Args:
         key: a key.
-        columns: shape (steps, bands): how much a batch in step s changes row s + i, at [s, i], in
-            units of the noise; 0 for rows that do not exist.
-        sampling: a `min_separation_sampling` of at least as many steps apart as there are bands.
+        columns: shape (steps, bands). The entry [s, i] is how much a batch in step s changes row
+            s + i, in units of the noise; 0 for rows that do not exist.
+        sampling: a `min_separation_sampling` whose separation is at least the number of bands.
     """
     steps, bands = columns.shape
     assert bands <= sampling.groups
     key_first, key_rows = jax.random.split(key)
-    # A step is complete when its last row is drawn, which is `before` rows later. Steps before the
-    # first and after the last one change no row, and so do not change the ratio.
+    # A step is complete when its last row is drawn, which is `before` rows later. The padding adds
+    # steps before the first and after the last step. They change no row, and so do not change the
+    # ratio.
     before = bands - 1
     blocks = -(-(steps + before) // _BLOCK)
     rows = blocks * _BLOCK
     padded = np.pad(columns, ((before, rows - steps), (0, 0)))
     halves = jnp.asarray((padded[:rows] ** 2).sum(1) / 2)
-    # How much a batch in step row - before + k changes this row, at [row, k].
+    # changes[t, k] is how much a batch in step t - before + k changes row t.
     changes = jnp.asarray(
         np.stack([padded[k : k + rows, before - k] for k in range(bands)], axis=1)
     )
@@ -155,9 +164,9 @@ def _first_wait(key: Key, sampling: BatchSampling) -> jax.Array:
 _RAISED = 1e-10
 # The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
-# The largest number of bins. For separated batches, the largest number of steps between two batches
-# of a record. The inner products of the bins' shifts are a square matrix. For separated batches,
-# 2^14 draws are made at once, and each of them stores two numbers for each of these steps.
+# The largest number of bins, or the largest separation of batches. It limits memory: the matrix of
+# the inner products of bins' shifts has one row for each bin. For separated batches, 2^14 draws are
+# made at once, and each of them stores two numbers for each step of the separation.
 _MOST_GROUPS = 2**14
 
 
@@ -191,12 +200,16 @@ class ParticipationLosses:
 
     @functools.cached_property
     def _factor(self) -> np.ndarray:
-        """Returns a Cholesky factor of the inner products of bins' shifts, slightly increased."""
+        """Returns a Cholesky factor of the matrix of inner products of bins' shifts.
+
+        A bin's shift is how much a record in this bin changes each row. The products are raised
+        slightly.
+        """
         bins = self.sampling.groups
         shifts = np.array([self._shifts(i, apart=bins) for i in range(bins)])
         products = shifts @ shifts.T
-        # Larger inner products give a dominating pair, so the increase covers the rounding errors
-        # of the products and of the factor.
+        # Larger inner products give a dominating pair. So raising them covers the rounding errors
+        # of the products and of the Cholesky factor.
         raised = products + _RAISED * products.max() * (1 + np.eye(len(products)))
         return np.linalg.cholesky(raised)
 
@@ -219,7 +232,10 @@ class ParticipationLosses:
 
     @functools.cached_property
     def _columns(self) -> np.ndarray:
-        """Returns how much a batch in step s changes row s + i, at [s, i], increased slightly."""
+        """Returns an array whose entry [s, i] is how much a batch in step s changes row s + i.
+
+        The entries are rounded up.
+        """
         bands = 1 if self.strategy is None else self.strategy.bands
         columns = np.zeros((self.steps, bands))
         for step in range(self.steps):
@@ -229,14 +245,14 @@ class ParticipationLosses:
         return columns * (1 + _RAISED)
 
     def __call__(self, key: Key) -> jax.Array:
-        """Draws the losses of databases with a record against those without, and the reverse."""
+        """Draws two privacy losses: of record present against absent, and of the reverse."""
         if self.sampling.kind == "separated":
             return separated_losses(key, self._columns, self.sampling)
         return _losses_of_bins(key, jnp.asarray(self._factor))
 
 
 def _losses_of_bins(key: Key, factor: jax.Array) -> jax.Array:
-    """Draws both losses, given a Cholesky factor of the inner products of the bins' shifts."""
+    """Draws the loss in both directions, given the Cholesky factor of `ParticipationLosses`."""
     products = factor @ factor.T
     key_bin, key_noise = jax.random.split(key)
     own = jax.random.randint(key_bin, (), 0, len(factor))
@@ -270,8 +286,8 @@ def participation_losses(
     divided by the standard deviation of a row's noise.
 
     Args:
-        sampling: a `balls_in_bins_sampling` or a `min_separation_sampling`, of at most 16,384 bins
-            or steps apart.
+        sampling: a `balls_in_bins_sampling` of at most 16,384 bins, or a `min_separation_sampling`
+            with a separation of at most 16,384.
         strategy: of correlated noise; None for `gaussian_noise`.
         noise_multiplier: a lower bound on the noise multiplier of every step.
         steps: an upper bound on the number of steps.
@@ -327,8 +343,8 @@ def participation_losses(
     if sampling.kind == "separated" and strategy is not None and strategy.bands > sampling.groups:
         raise ValueError(
             f"sampling must have at least the separation {strategy.bands}, one step for each band "
-            f"of the strategy, got {sampling}: otherwise two batches of a record would enter one "
-            "published number"
+            f"of the strategy, got {sampling}: otherwise two batches with the same record would "
+            "affect the same published number"
         )
     groups = _checks.integer("sampling.groups", sampling.groups, least=1, most=_MOST_GROUPS)
     steps = _checks.integer("steps", steps, least=1, most=_MOST_NUMBERS // groups)

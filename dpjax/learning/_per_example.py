@@ -57,10 +57,11 @@ class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
-        program: the loss and the leaves of aux, with custom derivative rules; None if only the
-            traces of these rules are kept.
+        program: computes the loss and the leaves of aux. It calls the caller's custom derivative
+            rules, so a `FixedLoss`, which keeps only traces of these rules, has None.
         places: the positions of the parameters among the leaves of all arguments.
-        uses: the use of each parameter; None if its gradient is stored for each example.
+        uses: for each parameter, the single layer that uses it; None if there is no such layer, and
+            its gradient is stored for each example.
         aux: the structure of aux, a PyTreeDef.
         derivatives: maps the leaves of all arguments to the leaves of `Derivatives`.
         results: the structure of `Derivatives`, a PyTreeDef.
@@ -82,9 +83,9 @@ class Derivatives(NamedTuple):
     Attributes:
         loss: the loss.
         aux: the leaves of aux.
-        saved: maps a parameter with a use to the other operand of that use.
-        at_outputs: maps such a parameter to the gradient with respect to the output of its use.
-        formed: the gradients of the other parameters.
+        saved: maps the index of each parameter that has a `Use` to the layer's other operand.
+        at_outputs: maps the same indices to the gradient with respect to the layer's output.
+        formed: the gradients of all other parameters.
     """
 
     loss: jax.Array
@@ -374,7 +375,7 @@ def _differentiated(
     uses: Sequence[Use | None],
     inputs: Sequence[jax.Array],
 ) -> Derivatives:
-    """Returns the derivatives of one example, by adding a probe to the output of every use."""
+    """Returns the derivatives of one example, by adding a probe to the output of each layer."""
     used, own = _used_and_formed(uses)
     outputs = {i: _walks.aval(use.equation.outvars[0]) for i, use in used.items()}
     # A probe is an array of zeros that is added to an output. The gradient with respect to the

@@ -41,18 +41,20 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     """
     narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
     unit = float(np.finfo(narrowest).eps) / 2
-    # `terms + 16` covers the rounding of a norm, of its clipping factor, and of their product with
-    # the gradient. The rest covers the sums of two microbatches on both neighbors: the microbatch
-    # with the removed record, and the microbatch with the record that takes its place. In a sum of
-    # p floats, order all partial sums by their number of terms. The j-th largest has at most p - j
-    # + 1 terms, so its norm is at most sqrt(p (p - j + 1)) clip norms, whatever order each
-    # coordinate is added in. All norms add up to at most 2 / 3 (p + 1)^2, and every addition has a
-    # relative error of one unit of rounding.
+    # `terms + 16` covers the rounding of a norm, of its clipping factor, and of the product of this
+    # factor with the gradient. The rest covers the sums of two microbatches on both neighbors: the
+    # microbatch with the removed record, and the microbatch with the record that takes its place.
+    # Every addition has an error of one unit of rounding, relative to its result, a partial sum. In
+    # each coordinate, sort the partial sums of p floats by their number of terms, the longest
+    # first. In any order of the additions, the j-th partial sum has at most p - j + 1 terms. So the
+    # vector of the j-th partial sums of all coordinates has a norm of at most sqrt(p (p - j + 1))
+    # clip norms. The norms of all j add up to at most 2 / 3 (p + 1)^2.
     relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # Converting the digits to a float rounds the total of each neighbor.
         relative += 4 * batch
     dims = sum(leaf.size for leaf in leaves)
-    # Converting the sums of two microbatches to digits rounds their last digits, on both neighbors.
+    # On both neighbors, the sums of two microbatches are converted to digits. Each of these four
+    # conversions rounds the last digit.
     steps = 4 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
 
@@ -60,10 +62,10 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
 def root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
     """Returns the root of the sum of squares, rounded up: the norm bound of several clip norms.
 
-    With u the unit of rounding, k squares and k - 1 additions change the sum by a factor of at most
-    1 + k u, the root halves this error, and the product adds u. The root itself adds u on a CPU,
-    and 4 u on a GPU, where it may be off by two units in the last place. Proof:
-    docs/proofs/shorter.md.
+    Let u be the unit of rounding. k squares and k - 1 additions change the sum by a factor of at
+    most 1 + k u, and the root halves this error. The root itself adds u on a CPU, and 4 u on a GPU,
+    where it may be off by two units in the last place. The multiplication that rounds up adds u.
+    Proof: docs/proofs/shorter.md.
     """
     if len(norms) == 1:
         return norms[0]

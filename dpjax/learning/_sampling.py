@@ -87,8 +87,8 @@ class Batch:
 
         Args:
             batch: a `Batch`. Outside of `jax.shard_map` it may also be a boolean mask of shape
-                (size,), or True if every slot contains a record; a sampling did not draw such
-                records.
+                (size,), or True if every slot contains a record. With a mask or True, records count
+                as chosen by the caller, not as drawn by a sampling.
             size: the number of slots on this shard, or of all slots without shards.
             axes: the mesh axes over which `jax.shard_map` splits the slots; empty outside of it.
         """
@@ -132,13 +132,13 @@ class BatchSampling:
             which puts each record into a uniform bin, or "separated", which keeps the batches of a
             record apart.
         n: the number of slots for records, public.
-        rate: the probability that a record is in a batch of its group or bin, or in a batch that it
-            may join, public.
+        rate: the probability that a record joins a batch, given that it may join this batch (see
+            `groups`), public.
         capacity: the number of slots of a batch, public.
-        groups: the number of groups or bins. A record may be in the batch of a step only if the
-            step, modulo this number, equals its group or bin. Slot i is in group i modulo this
-            number. It is 1 if a record may be in all batches. For "separated", a record is in at
-            most one of this many consecutive batches.
+        groups: the number of groups or bins; 1 if a record may join all batches. A record may join
+            the batch of step t only if t modulo `groups` is its group or bin. The group of slot i
+            is i modulo `groups`. For "separated", there are no groups: a record joins at most one
+            of any `groups` consecutive batches.
 
     Formal guarantees:
         See the factory that made it.
@@ -152,7 +152,7 @@ class BatchSampling:
 
     @property
     def batch_size(self) -> float:
-        """The expected size of a batch if no slot is empty, public: what a sum is divided by."""
+        """The number that divides a sum: the expected batch size if no slot is empty; public."""
         if self.one_key:
             return self.n * share_of_batches(self.rate, self.groups)
         return self.n * self.rate / self.groups

@@ -24,7 +24,7 @@ class _Draws(NamedTuple):
 
     Attributes:
         draws: the number of draws.
-        able: the step in which each record may join the next time.
+        able: for each record, the first step in which it may join a batch again.
         found: whether each record joins the batch that is asked for.
     """
 
@@ -34,7 +34,10 @@ class _Draws(NamedTuple):
 
 
 def modulo(high: jax.Array, low: jax.Array, modulus: int) -> jax.Array:
-    """Returns 64-bit words modulo a number of at most 2^16, whose products do not overflow."""
+    """Returns 64-bit words modulo `modulus`.
+
+    `modulus` is at most 2^16, so that products of remainders fit in 32 bits.
+    """
     divisor = np.uint32(modulus)
     return (high % divisor * np.uint32(2**32 % modulus) % divisor + low % divisor) % divisor
 
@@ -55,8 +58,8 @@ def joins(key: Key, step: jax.Array, *, n: int, separation: int, rate: float) ->
         high, low = jax.random.bits(jax.random.fold_in(key_waits, draws), (2, n), jnp.uint32)
         wait = _reached(high, low, limits)
         place = able + wait
-        # If a record joins in none of the steps that this word decides, it may still join in the
-        # step after them, which the next word decides.
+        # A random word decides about `_DECIDED` steps, the first of which is `able`. If the record
+        # joins in none of them, the next word decides about the steps after them.
         joined = wait < _DECIDED
         after = jnp.where(joined, place + np.uint32(separation), place)
         undecided = able <= step

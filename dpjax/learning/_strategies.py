@@ -74,7 +74,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def nothing_kept(self, leaf: jax.Array) -> PyTree:
-        """Returns what a state keeps of earlier noise for an array of parameters, at the start."""
+        """Returns the stored noise of one array of parameters before the first step."""
 
     @abc.abstractmethod
     def diagonal(self, step: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def keep(self, kept: PyTree, newest: jax.Array, step: jax.Array) -> PyTree:
-        """Returns what a state keeps after a step, given the noise of its update, as int32."""
+        """Returns the stored noise after a step, given the int32 noise `newest` of its update."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Strategy) or type(self) is not type(other):
@@ -135,8 +135,9 @@ class Strategy(abc.ABC):
     def overlap(self, *, groups: int, steps: int) -> float:
         """How much a record changes all rows, in l2, if it joins every batch of its group or bin.
 
-        The result is relative to the largest norm of a column, and rounded up. If several batches
-        of the record enter one row, their entries in this row are added up.
+        Row t is what step t publishes. If several batches of the record change the same row, their
+        entries of C in this row are added up. The result is relative to the largest norm of a
+        column, and rounded up.
         """
         return _overlap(self, groups, steps)
 
@@ -200,7 +201,7 @@ class BandedStrategy(Strategy):
     numerators: np.ndarray = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Copies the entries, because compiled programs keep the entries of their trace."""
+        """Copies the entries, because a compiled program would not see later changes to them."""
         _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
         kept = np.array(self.numerators)
         is_matrix = kept.ndim == 2 and len(kept) in (1, self.steps)
@@ -246,7 +247,7 @@ class BandedStrategy(Strategy):
         return self._row(step)[0]
 
     def earlier(self, kept: jax.Array, step: jax.Array) -> Limbs:
-        """Returns the sum of the other numerators times the kept noise."""
+        """Sums 2^18 C[t, j] times the stored noise of step j, over the last bands - 1 steps j."""
         places = len(kept)
         if not places:
             return _limbs.constant(0)

@@ -86,8 +86,8 @@ def _is_scalar(found: Any, *kinds: type) -> bool:
 
 T = TypeVar("T", bound="TrainingState")
 
-# To derive new keys, copies of a state in lanes of a `vmap` fold in numbers from here downward, and
-# trainings fold in numbers from 1 upward. So their keys never coincide.
+# New keys are made by `fold_in`. Trainings fold in the numbers 1, 2, 3, ..., and copies of a state
+# under `vmap` fold in numbers just below `_LAST`. So their keys never coincide.
 _LAST = np.uint32(2**32 - 1)
 _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
@@ -149,7 +149,10 @@ class Trainings:
 
 
 def key_of_next_use(key: Key) -> Key:
-    """Returns the given key for its first use in this process, and a key made from it later."""
+    """Returns the key at its first use in this process, and a key derived from it at later uses.
+
+    Seeded and traced keys are always returned unchanged.
+    """
     number = next(_numbers_of(key))
     return jax.random.fold_in(key, number) if number else key
 
@@ -157,10 +160,11 @@ def key_of_next_use(key: Key) -> Key:
 class TrainingState:
     """A state that records the trace in which it was created; made a pytree by `training_state`.
 
-    JAX flattens a state and makes a new one wherever it enters a function, as an argument or as the
-    carry of a loop. So if a state comes from another trace, the running function closes over it,
-    and each run of the function would use it again. Passing the state to an inner function does not
-    avoid the check, because flattening it requires the trace in which it was made.
+    A function must not close over a state, because each of its runs would draw the same noise. A
+    state from another trace was closed over: JAX makes a new state, in the trace of the function,
+    wherever a state enters a function as an argument or as the carry of a loop. So
+    `refuse_if_closed_over` compares traces. Passing the state to an inner function does not avoid
+    this check, because JAX then flattens the state, which also raises an error in another trace.
     """
 
     def __new__(cls, *_: object, **__: object) -> Self:
@@ -195,20 +199,20 @@ class TrainingState:
     frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, down)
 )
 def training_state(cls: type[T]) -> type[T]:
-    """Makes a frozen dataclass that JAX flattens only in the trace where it was created.
+    """Makes a frozen dataclass. JAX can flatten an instance only in the trace that created it.
 
-    Axes of `vmap` and specifications of `shard_map` have the structure of a state but contain no
-    arrays. They may come from any trace.
+    Instances without arrays are an exception, which JAX can flatten in any trace: the axes of
+    `vmap` and the specifications of `shard_map` have the structure of a state.
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     return register_rounded(made, TrainingState.refuse_if_moved)
 
 
 def key_of_each_lane(key: Key) -> Key:
-    """Returns `key`; in lanes of a `vmap` whose key an earlier lane has, returns a new key.
+    """Returns `key`. Under `vmap`, a lane gets a new key if an earlier lane has the same key.
 
-    This gives different keys to copies of one state. The data of these copies differ, so their
-    noise must differ as well.
+    So copies of one state get different keys. The data of these copies differ, so their noise must
+    differ as well.
     """
     implementation = jax.random.key_impl(key)
 

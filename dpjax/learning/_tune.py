@@ -273,10 +273,10 @@ class RunAccount(Account):
             unit = self._price.one.guarantee.privacy_unit
             _refuse_dearer_score(found.one.guarantee, self._score_epsilon, unit, release.what)
         else:
-            most = "two releases" if self._score_epsilon else "one release"
+            releases = "two releases" if self._score_epsilon else "one release"
             raise ValueError(
-                f"fit_one must make only {most}, because the price of a run was computed for this"
-                f" number, got one more: {release.what} with {release.guarantee}"
+                f"fit_one must make only {releases}, because the price of a run was computed for"
+                f" {releases}, got one more: {release.what} with {release.guarantee}"
             )
         self.payments += 1
 

@@ -148,7 +148,7 @@ def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
 
 
 def loss_bits(steps: int) -> int:
-    """Returns the number of bits of a loss: sums of all steps are below 2^31 units of 2^-bits."""
+    """Returns b such that losses in units of 2^-b, summed over all steps, fit in int32."""
     return min(_FINEST_BITS, 30 - steps.bit_length())
 
 
@@ -272,8 +272,8 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
 # The following functions make private choices. A choice is the exponential mechanism whose scores
 # are the negative cumulative losses. Replacing the losses of one step changes these sums by at most
 # 1. So a choice is (2 eta)-DP, and its log ratios of probabilities are in an interval of length 2
-# eta. Hence it satisfies zCDP with rho = (2 eta)^2 / 8 = eta^2 / 2, and T choices are T eta^2 /
-# 2-zCDP.
+# eta. Hence it satisfies zCDP with rho = (2 eta)^2 / 8 = eta^2 / 2, and T choices satisfy zCDP with
+# rho = T eta^2 / 2.
 
 RateMethod = Literal["zcdp", "drv"]
 # These margins cover the rounding errors of a calibration in float64 and in float32.
@@ -397,12 +397,13 @@ def private_weighted_majority(
 ) -> PrivateWeightedMajority:
     """Randomized weighted majority under differential privacy: the choices may be published.
 
-    The learning rate is the largest at which all T choices together are (epsilon, delta)-DP, by
+    The learning rate eta is the largest for which `method` shows that all T choices together are
+    (epsilon, delta)-DP:
 
-    - "zcdp": T eta^2 / 2-zCDP, since every choice has bounded range. If epsilon is traced, zCDP is
-      converted in closed form: sqrt(T eta^2 / 2) = sqrt(ln(1 / delta) + epsilon) - sqrt(ln(1 /
-      delta)). Otherwise the optimal conversion gives a larger eta: by 18% at epsilon = 1, delta =
-      1e-6.
+    - "zcdp": the choices satisfy zCDP with rho = T eta^2 / 2, since every choice has bounded range.
+      If epsilon is traced, rho is converted in closed form: sqrt(rho) = sqrt(ln(1 / delta) +
+      epsilon) - sqrt(ln(1 / delta)). Otherwise the optimal conversion gives a larger eta: by 18% at
+      epsilon = 1, delta = 1e-6.
     - "drv": eta = epsilon / sqrt(32 T ln(1 / delta)), by advanced composition of T choices that are
       2 eta-DP. This is the textbook rate, about a quarter of the rate of "zcdp". Use it only for
       comparison.

@@ -129,7 +129,10 @@ class NumbersRead:
         self._numbers = list[int | float]()
 
     def take(self, piece: bytes) -> None:
-        """Parses a chunk of output. Refuses anything except numbers, and too many numbers."""
+        """Parses a chunk of output.
+
+        Raises an error if a word is not a number, or if there are more numbers than expected.
+        """
         text = self._rest + piece.replace(b",", b" ")
         words = text.split()
         # The last word of this chunk may continue in the next chunk.
@@ -140,7 +143,7 @@ class NumbersRead:
             self._add(word)
 
     def all(self) -> list[int | float]:
-        """Returns all numbers. Call this after the end of the output."""
+        """Returns all numbers. Call this when the program has printed all of its output."""
         if self._rest:
             self._add(self._rest)
         if len(self._numbers) < len(self._kinds):

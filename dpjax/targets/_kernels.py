@@ -299,7 +299,10 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
 @jax.jit  # The function is jitted because JAX caches its trace, so targets are traced faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the sorted x, and each gap to the previous x times the least y among records at x."""
+    """Returns the sorted x, and for each x the product of two numbers.
+
+    The numbers are the gap between x and the previous x, and the least y among the records at x.
+    """
     # On a CPU, XLA sorts integers six times faster than pairs of floats. So only the bits of x are
     # sorted, as integers, and a binary search then finds the position of each y.
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))

@@ -28,14 +28,16 @@ from dpjax.targets._minimizers import check_strength, inverse_factor
 # larger fraction, divisors in the next step would lose digits. With a smaller fraction, more steps
 # would be needed.
 _STRIDE = 0.99
-# At the end, every product of a slope and a distance should be this number times the cap. So the
-# number bounds the error of a margin. It is a tenth of eps in float32. It is 1e-12 in float64,
-# where a tenth of eps might not be reached in a fixed number of steps.
+# The last steps aim at a point where the products slope * beyond and spare * short (see `Point`)
+# are this number times the cap, for every record. So where a slope is near the cap, the error of a
+# margin is about this number. It is a tenth of eps in float32. It is 1e-12 in float64, where a
+# tenth of eps might not be reached in a fixed number of steps.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# The gap is at least this number times cap^2 eps, which limits the Hessian: it consists of the
-# penalty, 1, and of cap^2 / (8 gap) for a record of length 1 whose slope is not decided. At the
-# least gap this is 1 / (128 eps). So the Cholesky factor has seven bits left for longer records or
-# several undecided ones.
+# The gap, at which both products should end, is at least this number times cap^2 eps. This limits
+# the Hessian, which is the penalty of 1 plus a term for each record. For a record of length 1 the
+# term is at most cap^2 / (8 gap), which is its value if the slope is half of the cap. At the least
+# gap this is 1 / (128 eps). So the Cholesky factor has seven bits left for longer records, or for
+# several records whose slope is not decided.
 _GAP_PER_CAP_IN_UNITS = 16
 # A relative amount that is added to the diagonal of the Hessian. It covers the rounding of the sums
 # there, so that no pivot is negative. It affects the path but not the solution, because residuals
@@ -45,13 +47,15 @@ _JITTER_IN_UNITS = 8
 _LARGEST_FEATURE = 1e6
 # The number of final steps, which use only the records whose slope is not decided.
 _LAST_STEPS = 8
-# For the starting point: the least and the largest slope, as fractions of the cap, and the least
-# distance `short` or `beyond`.
+# At the starting point, all slopes are from `_LEAST_START` to `_MOST_START` times the cap, and all
+# `short` and `beyond` are at least `_WIDTH`.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
-# A slope counts as decided if it is within this fraction of the cap from 0 or from the cap.
+# A slope counts as decided if its distance from 0 or from the cap is below this fraction of the
+# cap.
 _DECIDED = 0.1
 # A penalty on the bias keeps the Hessian from being singular if the slopes of all records are
-# decided. Its unit is eps times the cap in the first steps, and the cap in the final steps.
+# decided. It is `_BIAS_HOLD` * eps * cap in the first steps, and `_LAST_BIAS_HOLD` * cap in the
+# final steps.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
@@ -206,7 +210,8 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # Weights of this length have margins near 1, by least squares, but the cap limits the length.
+    # With the length `nearest`, margins are as near to 1 as possible, in least squares. The length
+    # is limited so that no slope is above _MOST_START * cap.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
@@ -269,7 +274,10 @@ def interior_point(
         residual = pull + rows @ at.slope - penalty * at.theta
 
         def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """Returns the Newton step toward these products: spare * short and slope * beyond."""
+            """Returns a Newton step.
+
+            The step aims at spare * short = short_gap and slope * beyond = beyond_gap.
+            """
             error = missing - short_gap / at.spare + beyond_gap / at.slope
             theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
             slope = weight * (error - theta @ rows)
@@ -299,7 +307,7 @@ def interior_point(
 
 
 def curvature(at: Point) -> jax.Array:
-    """Returns each record's weight in the Hessian: large if its slope is not near 0 or the cap."""
+    """Returns each record's weight in the Hessian: large if the slope is far from 0 and the cap."""
     return 1 / (at.short / at.spare + at.beyond / at.slope)
 
 

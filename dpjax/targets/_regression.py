@@ -106,7 +106,8 @@ class _Point(NamedTuple):
     gradient: jax.Array
     length: jax.Array  # The length of the gradient.
     before: jax.Array  # The length of the gradient one step earlier.
-    # The number of steps, in the dtype of the features, which represents all possible numbers.
+    # The number of steps so far, in the features' dtype, which represents every possible count
+    # exactly.
     steps: jax.Array
 
 

@@ -302,11 +302,11 @@ def test_batches_of_a_record_pay_together():
     [
         ([1.01], [1.0], 1.0, "decays must be from -1 to 1"),
         ([np.nan], [1.0], 1.0, "decays must be from -1 to 1"),
-        ([0.5], [np.inf], 1.0, "scales finite"),
-        ([0.5], [1.0], 0.0, "first above 0"),
+        ([0.5], [np.inf], 1.0, "scales must be finite"),
+        ([0.5], [1.0], 0.0, "first must be finite and above 0"),
         ([0.5], [1e6], 1.0, "first must be above"),
-        ([0.5, 0.4], [1.0], 1.0, "decays must be int32, one for each"),
-        ([], [], 1.0, "one for each of 1 to 32 buffers"),
+        ([0.5, 0.4], [1.0], 1.0, "decays must be an int32 array of 1"),
+        ([], [], 1.0, "array of 1 to 32 numbers, one for each buffer"),
     ],
 )
 def test_what_cannot_be_is_refused(decays, scales, first, words):
