@@ -228,10 +228,11 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
 
 
 def _add_up(steps: list[tuple[int, float]]) -> np.ndarray:
-    """Returns the probabilities of the sums of losses.
+    """Returns the probabilities of all sums of the releases' privacy losses, the largest sum first.
 
-    Entry i is the probability of the sum that is 2 i units below the largest sum. A step is a pair:
-    the largest loss of a release in units, and the epsilon that determines its probability.
+    Each release has one step (a, epsilon): its loss is a units with probability e^epsilon /
+    (1 + e^epsilon), and otherwise -a units. Entry i of the result is the probability that the sum
+    of the losses is 2 i units below the largest sum.
     """
     sums, end = np.eye(1, 1 + sum(number for number, _ in steps))[0], 1
     for number, epsilon in steps:

@@ -216,13 +216,13 @@ def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
 
 
 def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
-    """Returns the guarantee's events, weakened until they state no more than its fields.
+    """Returns the guarantee's events, with gamma and confidence no better than in its fields.
 
     A guarantee states gamma and confidence twice: in its own fields, and by its events. The two
     statements differ if a user has changed a field, for example by `dataclasses.replace`.
     Composition adds up the gammas of events, so it would ignore a larger gamma or a smaller
-    confidence in the fields. Therefore, the difference is added to the first event. Any other event
-    would do as well. Fields that claim more than the events are ignored.
+    confidence in the fields. Therefore, the first event is weakened by the difference. Any other
+    event would do as well. A smaller gamma or a larger confidence in the fields is ignored.
     """
     first, *others = guarantee.events
     gamma, confidence = joint(guarantee.events)
@@ -334,7 +334,12 @@ def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
 def price_added_up(
     guarantees: list[Guarantee], epsilon: float, delta: float
 ) -> tuple[float, float, float, float] | None:
-    """Returns the field `replacing` of a composition; None if no guarantee has this field."""
+    """Returns the field `replacing` of a composition.
+
+    Its first two numbers are the composition's epsilon and delta under replace-one, and the last
+    two are the arguments `epsilon` and `delta`. The result is None if no guarantee has this field,
+    or if the first number would be infinite.
+    """
     if all(one.replacing is None for one in guarantees):
         return None
     prices = [price_in_replace_one(one) for one in guarantees]

@@ -50,7 +50,7 @@ def concentration(release: object) -> Concentration:
 
 
 def guarantee_of(release: object) -> Guarantee:
-    """Returns the guarantee of a mechanism, release or guarantee, with Python floats."""
+    """Returns the guarantee of a mechanism or release, or a given guarantee, in Python floats."""
     promised = guarantee_in(release)
     if promised is None:
         raise TypeError(

@@ -120,14 +120,18 @@ def under_distribution_shift(
 
 
 def _worst(name: str, gamma: float, bound: float, records: int) -> float:
-    """Returns the largest gamma under Q that the given bound on Q and P allows, rounded up."""
+    """Returns the largest possible gamma under the records' distribution Q, rounded up.
+
+    `gamma` is the value under the oracle's distribution P. `name` says which divergence of P and Q
+    is at most `bound`, or that their density ratio is.
+    """
     if name == "kl":
         limit = _up(records * bound)
         pinsker = sum_up((gamma, _up(math.sqrt(limit / 2)) if limit else 0.0))
         return min(1.0, pinsker, _largest(lambda q: _least_divergence(gamma, q), gamma, limit))
     if name == "reverse_kl":
         if gamma == 0:
-            # KL(Q    P) is finite, so any event with probability 0 under P has probability 0 under
+            # KL(Q || P) is finite, so any event with probability 0 under P has probability 0 under
             # Q.
             return 0.0
         return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * bound))

@@ -45,7 +45,7 @@ class Columns(Protocol):
 
     @property
     def bands(self) -> int:
-        """The number of bands of the matrix: how many published numbers one batch enters."""
+        """The number of bands of the matrix: a batch affects the results of this many steps."""
         ...
 
     def overlap(self, *, groups: int, steps: int) -> float:
@@ -265,7 +265,8 @@ class DpSgdRun(NamedTuple):
         _checks.integer("sampling.n", sampling.n, least=1)
         # A sampling without the attribute `groups` has one group.
         groups = getattr(sampling, "groups", 1)
-        # `uneven` is a bound for at most 2^16 bins, or steps between two batches of a record.
+        # If one key draws all batches, `groups` is the number of bins, or of steps until a record
+        # may join again. Above 2^16, the bound `uneven` would not be valid.
         most = min(sampling.n, 2**16) if sampling.kind in _ONE_KEY else sampling.n
         groups = _checks.integer("sampling.groups", groups, least=1, most=most)
         if sampling.kind == "fixed" and groups != 1:
@@ -283,8 +284,8 @@ class DpSgdRun(NamedTuple):
                 f"sampling.rate must be 1 for bins, whose records all join, got {sampling.rate}:"
                 " use balls_in_bins_sampling"
             )
-        # The batches of a record at random distances are secret, but only simulations gain from
-        # this. The formulas assume that a record joins every batch that it may join: rate 1.
+        # In separated sampling, it is secret which batches a record joins. Only simulations make
+        # use of this. The formulas here assume that a record joins whenever it may join: rate 1.
         separated = sampling.kind == "separated"
         rate, share = sampling.rate, share_of_batches(sampling.rate, groups)
         drawn = _Drawn(sampling.kind, sampling.n, 1.0 if separated else rate, sampling.capacity)
@@ -295,9 +296,9 @@ class DpSgdRun(NamedTuple):
             assert self.strategy is not None
             raise ValueError(
                 f"sampling must have at least groups={self.strategy.bands}, one for each band of "
-                f"the strategy, or batches of all records of a group, got {sampling}: otherwise "
-                "two batches of a record would enter one published number. Draw batches by "
-                "learning.cyclic_sampling"
+                f"the strategy, got {sampling}: with fewer groups, two batches of a record would "
+                "enter one published number. Draw batches by learning.cyclic_sampling, or batches "
+                "that contain all records of their group"
             )
         return run
 
@@ -337,10 +338,10 @@ class DpSgdRun(NamedTuple):
     def uneven(self) -> float:
         """Bounds the total variation distance of a record's batches from their ideal distribution.
 
-        A bin is a 64-bit word modulo the number of bins, which is not exactly uniform. For batches
-        at random distances, the first batch that a record may join is not exactly uniform, either.
-        Each distance is drawn by comparing one word with at most 255 numbers, which are rounded to
-        64 bits.
+        The bin of a record is a random 64-bit word modulo the number of bins, which is not exactly
+        uniform. In separated sampling, the first batch that a record may join is not exactly
+        uniform, either. After each batch, the random distance to the record's next batch is drawn
+        by comparing one word with at most 255 numbers, which are rounded to 64 bits.
         """
         if self.sampling.kind not in _ONE_KEY:
             return 0.0
@@ -408,7 +409,7 @@ class DpSgdRun(NamedTuple):
         return epsilon
 
     def advantage(self, z: float, *, coarseness: float = 1.0) -> float:
-        """Returns the advantage of `risk`, in less time."""
+        """Returns `risk(z).advantage`, without computing the rest of the risk."""
         return self.risk(z, coarseness=coarseness, at_zero_only=True).advantage
 
     def risk(self, z: float, *, coarseness: float = 1.0, at_zero_only: bool = False) -> Risk:
@@ -435,7 +436,7 @@ class DpSgdRun(NamedTuple):
             raise NoEpsilonError(self._used_up(epsilon))
 
     def _largest_epsilon(self) -> float:
-        """Returns an epsilon at which no part of delta is left for the ideal run."""
+        """Returns an epsilon at which deviations from ideal noise and batches use up delta."""
         return max(0.0, math.log(self.delta) - math.log(self.missed))
 
     def _used_up(self, epsilon: float | None = None) -> str:
@@ -461,7 +462,8 @@ def real_epsilon(
 ) -> float:
     """Returns the epsilon of a real run, given a function from delta to the ideal epsilon.
 
-    The result is infinite if noise tables and capacities use up delta.
+    Except for a probability of `missed`, the real and the ideal densities are within a factor of
+    e^loss. The result is infinite if this difference uses up delta.
     """
     epsilon = 0.0
     for _ in range(200):
@@ -511,7 +513,10 @@ def least_capacity(n: int, rate: float, rare: float) -> int:
 
 
 def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:
-    """Returns a lower bound on the delta of one step at an epsilon; the run has no smaller one."""
+    """Returns a lower bound on the delta of one step at an epsilon.
+
+    The delta of the whole run is at least as large.
+    """
     sigma = z / 2 if replaced and sampling.kind == "fixed" else z
     inner = math.log1p(math.expm1(epsilon) / sampling.rate)
     mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)

@@ -44,7 +44,10 @@ class PairCurve:
     chances: float = 0.0
 
     def is_pure(self, stretch: np.ndarray, epsilon: float) -> np.ndarray:
-        """Whether the releases are (epsilon, 0)-DP on pairs with these stretches."""
+        """Whether the releases are (epsilon, 0)-DP on pairs of databases.
+
+        `stretch` is, for each pair, its distance divided by the one to which noise is calibrated.
+        """
         largest = (self.loss * stretch + 2 * self.slack) * (1 + _ERROR)
         return (largest <= epsilon) & (self.deviations == 0)
 
@@ -66,7 +69,11 @@ class PairCurve:
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
-        """Caps epsilon: the tables add `missed` times e^epsilon, so a larger epsilon is no use."""
+        """Caps epsilon. The delta at the cap is valid for every larger epsilon, too.
+
+        The noise tables add `missed` times 1 + e^epsilon to delta, which is large for large
+        epsilons, so without the cap the bound would be looser.
+        """
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
@@ -78,8 +85,8 @@ class PairCurve:
         pure, deviations = self.loss * stretch, self.deviations * stretch
         if self.deviations == 0:
             return _FAMILIES[self.family](pure, epsilon)
-        # Randomized response with losses of +pure and -pure is an upper bound for all releases
-        # without Gaussian noise together.
+        # All releases without Gaussian noise together are bounded by one randomized response,
+        # whose privacy loss is either +pure or -pure.
         up = 1 / (1 + np.exp(-pure))
         return up * gaussian(deviations, epsilon - pure) + (1 - up) * gaussian(
             deviations, epsilon + pure
@@ -87,7 +94,7 @@ class PairCurve:
 
 
 def laplace(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The divergence of Laplace noise with shifts of `a` scales in total over all coordinates."""
+    """The divergence of Laplace noise if the shifts of all coordinates add up to `a` scales."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum((e - a) / 2, 0)))
 
 

@@ -16,12 +16,14 @@ _OUTWARD = 1 + 1e-9
 # A search must return a noise multiplier whose epsilon is at least this fraction of the requested
 # epsilon.
 _MET = 0.99
-# A search begins with loss intervals that are wider by the first number, until the logarithm of the
-# noise multiplier is known up to the second number. The next search starts where it ended.
+# Searches before the last one. In each pair, the first number is the factor by which loss intervals
+# are wider, and the second is the precision of the logarithm of the noise multiplier. Each search
+# starts from the result of the search before.
 _COARSE = ((32.0, 0.05), (8.0, 2e-3))
 _WITHIN = 1e-3
-# Above this, a slope may come from wide intervals. A step that assumes a steeper slope would be
-# short, or, from 5 on, would not come nearer to the root.
+# The slope of log epsilon against the log of the noise multiplier may be too steep if it comes from
+# wide intervals, so it is reduced to this maximum. With too steep a slope, steps toward the root
+# are too short. With a slope of 5 or more, a step might not come nearer to the root.
 _STEEPEST = 3.0
 
 
@@ -141,7 +143,10 @@ class _Point(NamedTuple):
 
 
 class _Bracket(NamedTuple):
-    """A point with too little noise and one with enough noise; both may be infinitely far away."""
+    """A point with too little noise and one with enough noise.
+
+    A point that has not been found yet is infinitely far away.
+    """
 
     little: _Point = _Point(-math.inf, math.inf)
     enough: _Point = _Point(math.inf, -math.inf)
@@ -155,16 +160,19 @@ class _Bracket(NamedTuple):
 
     @property
     def root(self) -> float:
-        """Where a straight line through the points has no excess; `enough` if there is no line."""
+        """Returns the logarithm at which a line through the points meets the target (excess 0).
+
+        If one point is missing and no slope is known, the result is the logarithm of `enough`.
+        """
         if not self.slope or math.isinf(self.enough.excess):
             return self.enough.at
         return self.enough.at + self.enough.excess / self.slope
 
     def narrow(self, within: float) -> bool:
-        """Whether a noise multiplier that is smaller by the factor 1 - `within` is not enough.
+        """Whether the search may end: noise below (1 - `within`) times `enough` is too little.
 
-        If the slope is known, an excess near 0 shows this without a second point. The slope may
-        really be half of that, but is hardly ever less than 1.
+        If the slope is known, an excess of `enough` near 0 also shows this. Because the slope may
+        be inexact, only half of the known slope is assumed here, and at most 1.
         """
         if self.enough.at <= math.log(LEAST_NOISE):
             return True
@@ -184,7 +192,7 @@ class _Bracket(NamedTuple):
         return min(max(root, little.at + margin), enough.at - margin)
 
     def _outside(self, margin: float) -> float:
-        """Returns the next logarithm to try if one of the points is infinitely far away."""
+        """Returns the next logarithm to try if only one of the two points has been found."""
         known = self.little if math.isinf(self.enough.at) else self.enough
         if self.known_slope:  # A point just above the root may end the search.
             move = known.excess / self.known_slope + margin / 2
@@ -194,7 +202,7 @@ class _Bracket(NamedTuple):
 
 
 def least_noise(promised: Callable[..., float], target: float) -> float:
-    """Returns the least z with promised(z) <= target, within 0.1%, or 0.01 if that is larger.
+    """Returns the least z with promised(z) <= target, up to 0.1%. No z below 0.01 is tried.
 
     Args:
         promised: a decreasing function. Its keyword `coarseness` makes it faster and increases its
@@ -217,9 +225,9 @@ def least_noise_at_once(promised: Callable[[float], float], target: float) -> fl
 
 
 def _extrapolated(promised: Callable[..., float], coarseness: float, z: float) -> float:
-    """Returns about promised(z), from intervals of two widths.
+    """Estimates promised(z) for very narrow intervals, from wide intervals of two widths.
 
-    The width of intervals increases a promise by about its square, times a constant.
+    Intervals of width w increase promised(z) by about c w^2, where c does not depend on w.
     """
     wide = promised(z, coarseness=2 * coarseness)
     narrow = promised(z, coarseness=coarseness)

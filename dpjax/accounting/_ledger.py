@@ -488,8 +488,8 @@ class Ledger(Account):
 
     def record(self, release: Payment, price: Amount | None = None) -> None:
         """Pays for a release that is about to be drawn: `price`, or the cost of its guarantee."""
-        # A gamma that was set by hand has no sampling. `compose` gives it a sampling with a new
-        # identity, which is stored in the file.
+        # A guarantee whose gamma was set by hand contains no sampling. `compose` adds a sampling
+        # with a new identity, which is stored in the file.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"
@@ -520,7 +520,7 @@ class Ledger(Account):
         return Release(value, _decoded(body["guarantee"]))
 
     def keep(self, request: Request, release: Release) -> Release:
-        """Stores the first release for a request, and returns the stored release."""
+        """Stores a release unless the request already has one. Returns the stored release."""
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(release.value)]
         self._file.store(
             self._stored_as(request),

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
     from dpjax.accounting._dp_sgd import Sampling
 
-# The width of intervals of privacy losses is between the first two numbers. If it is the standard
-# deviation of one step's loss divided by the third, it raises epsilon by about 2e-5 of itself.
+# The least and the largest width of intervals of privacy losses. Between them, the width is the
+# standard deviation of one step's loss divided by `_PARTS_OF_A_STEP`. Then the intervals raise
+# epsilon by a fraction of about 2e-5.
 _LEAST_INTERVAL, _LARGEST_INTERVAL, _PARTS_OF_A_STEP = 1e-4, 4e-4, 64
-# The largest number of intervals of privacy losses; if more would be needed, intervals become
-# wider. Also the largest privacy loss; a run with larger losses is refused.
+# If more than `_MOST_INTERVALS` intervals would be needed, the intervals are made wider. A run with
+# privacy losses above `_LARGEST_LOSS` is refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
 # Convolutions by FFT lose probability mass to rounding: at most `_LOST_TO_ROUNDING`, and
 # `_LOST_PER_STEP` more for every step. The reason is that the total probability of one step has an

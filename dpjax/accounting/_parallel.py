@@ -172,8 +172,8 @@ class Part(Account):
         part: the public name or key of the part.
 
     Formal guarantees:
-        As for `Parts`. A release with a name is stored under the names of the division, the part
-        and the release.
+        As for `Parts`. A release with a name is stored under its name, the name of the part, and
+        the `column` of `Parts`.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Part(Account):
         return super().released(self._of_part(request))
 
     def keep(self, request: Request, release: Release) -> Release:
-        """Stores the first release for a request on this part, and returns the stored release."""
+        """Stores a release unless the part has one for this request. Returns the stored one."""
         return super().keep(self._of_part(request), release)
 
     def _of_part(self, request: Request) -> Request:

@@ -66,6 +66,10 @@ def as_float(units: int, digits: int) -> float:
 
 
 def float_down(exact: Fraction) -> float:
-    """Returns the nearest float64, or the next one below if that prints as a larger decimal."""
+    """Returns the nearest float64.
+
+    If Python prints the nearest float64 as a decimal above `exact`, the result is the next smaller
+    float64 instead.
+    """
     nearest = float(exact)
     return nearest if Fraction(repr(nearest)) <= exact else math.nextafter(nearest, 0)

@@ -16,8 +16,8 @@ def risk(*releases: Mechanism | Guarantee, dims: int = MOST_DIMS) -> Risk:
     epsilon and delta alone allow.
 
     Args:
-        *releases: a mechanism, or a guarantee, for each release. A guarantee counts by epsilon and
-            delta. Relations are combined as in `compose_at`.
+        *releases: a mechanism, or a guarantee, for each release. Of a guarantee, only epsilon
+            and delta limit the privacy loss. Relations are combined as in `compose_at`.
         dims: the largest number of coordinates in a release, as in `compose_at`.
 
     Returns:

@@ -74,14 +74,17 @@ class Pool:
         return Fraction(mu) ** 2
 
     def covers(self, drawn: int) -> bool:
-        """Whether the pool can pay for the noise tables, if `drawn` numbers are drawn in total."""
+        """Whether the pool covers the privacy cost of inexact noise tables.
+
+        The cost increases with `drawn`, the number of noisy numbers that are drawn in total.
+        """
         if self.delta == 0:
             return True
         epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
         return epsilon <= self.epsilon and delta <= self.delta
 
     def price(self) -> Amount | None:
-        """Returns the price of the next release; None if it is the cost of its guarantee."""
+        """Returns the price of the next release. None means the cost of the release's guarantee."""
         if self.delta == 0:
             return None
         return (0, 0) if self.used else self.whole
@@ -144,8 +147,8 @@ class Share(Account):
         pool, drawing = self._pool, release.drawing
         if pool.process != os.getpid():
             raise BudgetExceededError(
-                "a share can only be used in the process that made it, because its sums are in"
-                " memory, and a forked process would spend it a second time"
+                "a share can only be used in the process that made it: this process keeps in its"
+                " memory how much is spent, so a forked process would spend the same share again"
             )
         with pool.lock:
             cost = pool.cost(compose(release.guarantee), drawing)
@@ -220,7 +223,7 @@ def largest_mu(epsilon: float, delta: float) -> float:
 def epsilon_of(mu: float, delta: float) -> float:
     """Returns the epsilon of Gaussian noise with this mu at the given delta, rounded down.
 
-    So the mu of noise that is calibrated to this epsilon and delta is not larger.
+    So noise that is calibrated to the returned epsilon and this delta has at most the given mu.
     """
     # Below this epsilon, noise with this mu is not (epsilon, delta)-DP.
     epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)

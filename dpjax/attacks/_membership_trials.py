@@ -84,7 +84,7 @@ def membership_trials(
     trials: int,
     chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attacks many releases, each about another random pair, so that scores are independent.
+    """Attacks many releases, each for a new random pair of databases, so scores are independent.
 
     A trial draws n + 1 records, and makes two databases of them that differ in one record at a
     random position. A fair coin decides which of the two is released, and the attacker scores the

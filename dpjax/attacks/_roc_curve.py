@@ -94,10 +94,11 @@ class RocCurve:
         if self.confidence is None:
             return TruePositiveRate(estimate, None, None)
         error = (1 - self.confidence) / 4
-        # Let t be the threshold whose false positive rate is exactly `rate`. The number of
-        # non-members with scores above t is binomial. It is probably at least `surely_below`. Then
-        # the non-member's score of this rank is above t, and has a lower rate. It is probably less
-        # than `surely_above`. Then the score of that rank has a higher rate.
+        # Let t be the threshold whose false positive rate is exactly `rate`. Let B be the number of
+        # non-members with scores above t, which is binomial. Probably, B is at least
+        # `surely_below`. Then the score of the non-member of rank `surely_below` is above t, so its
+        # false positive rate is at most `rate`. Probably, B is also less than `surely_above`. Then
+        # the score of the non-member of rank `surely_above` has a rate of at least `rate`.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -121,7 +122,10 @@ class RocCurve:
         return lower, upper
 
     def corners(self) -> tuple[np.ndarray, np.ndarray]:
-        """Upper limits of false and lower limits of true positive rates, at some thresholds."""
+        """Upper limits of false positive rates, and lower limits of true positive rates.
+
+        Both are for the same thresholds, which are scores of some non-members.
+        """
         n, ranks, error = len(self.non_members), self._ranks(), self._error()
         thresholds = self.non_members[n - ranks]
         # A score that is equal to a threshold does not count as positive.
@@ -132,7 +136,7 @@ class RocCurve:
         return rates, clopper_pearson_lower(found, len(self.members), error)
 
     def _upper_corners(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns lower limits of false and upper limits of true positive rates, as two arrays."""
+        """Returns lower limits of false positive rates, and upper limits of true positive rates."""
         n, ranks, error = len(self.non_members), self._ranks(), self._error()
         thresholds = self.non_members[n - ranks]
         passed = _at_least(self.non_members, thresholds)
@@ -332,8 +336,9 @@ class ClaimComparison:
 def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: ArrayLike) -> np.ndarray:
     """The highest true positive rate that a guarantee allows any attack, over random pairs.
 
-    The slack is s = delta + gamma + 1 - C, where C is the confidence, or 1 if gamma is marginal.
-    The rate is the smaller of e^epsilon FPR + s and 1 - e^-epsilon (1 - s - FPR), and at most 1.
+    The slack is s = delta + gamma + 1 - C, where C is the confidence. If the confidence is None,
+    gamma includes the probability that the sampling went wrong, and C is 1. The rate is the smaller
+    of e^epsilon FPR + s and 1 - e^-epsilon (1 - s - FPR), and at most 1.
 
     Args:
         guarantee: the guarantee of a release, under replace-one.

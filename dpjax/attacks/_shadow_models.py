@@ -109,8 +109,8 @@ def shadow_models(
     candidates, count = record_arrays("records", records, least=2)
     if count % 2:
         raise ValueError(
-            "records must have an even number, because a coin chooses between two records, got"
-            f" {count}"
+            "records must contain an even number of records, because a coin chooses one of every"
+            f" two, got {count}"
         )
     others = () if population is None else (record_arrays("population", population)[0],)
     key_coins, key_models = jax.random.split(check_sampling_key(key))

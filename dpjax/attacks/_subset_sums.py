@@ -131,11 +131,12 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
 def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
     """The largest number of wrong bits in a candidate that agrees with all answers up to E.
 
-    This is min(n, 2 floor(2 E)), which is the bound 4 E of the lecture's Theorem 1, rounded down to
-    a number that can occur. It is attained (docs/proofs/reconstruction.md). With E = n/400, at most
-    1% of the bits are wrong. The lecture calls this blatantly non-private, but also says that noise
-    bounded by n/400 avoids it. In fact the theorem says that noise below n/400 is too little, and
-    not that more noise is enough: up to E = n/8, at least half of the records are surely right.
+    This is min(n, 2 floor(2 E)), which is the bound 4 E of Theorem 1 of the lecture "A firm
+    foundation for private data analysis", rounded down to a number that can occur. It is attained
+    (docs/proofs/reconstruction.md). With E = n/400, at most 1% of the bits are wrong. The lecture
+    calls this blatantly non-private, but also says that noise bounded by n/400 avoids it. In fact
+    the theorem says that noise below n/400 is too little, and not that more noise is enough: up to
+    E = n/8, at least half of the records are surely right.
 
     Args:
         n: the number of records, at least 1.
@@ -186,7 +187,11 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Replaces axis i: "is record i in the subset?" becomes "is the candidate's record i 1?"."""
+    """Maximizes over whether a subset contains record i, for both values of a candidate's record i.
+
+    In an index of x, bit i says whether the subset contains record i. In an index of the result, it
+    says whether the candidate's record i is 1.
+    """
     without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
     ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))
     return jnp.stack([jnp.maximum(without, holding), ones], axis=1).reshape(-1)
@@ -237,11 +242,11 @@ def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
     """Guesses bits by rounding the entries of a table whose sums over subsets are accurate.
 
     If all subset sums are within E of the truth, at most 4 E guesses are wrong, without any search
-    (docs/proofs/reconstruction.md). This is the lecture's dilemma: a table with accurate answers
-    can be attacked, and a table that resists attacks has inaccurate answers. The lecture concludes
-    that only an interactive mechanism avoids this dilemma. That is wrong: no release that answers
-    *all* subsets accurately can resist attacks, interactive or not. And a table may be accurate for
-    some queries, for which it was made, and still resist attacks.
+    (docs/proofs/reconstruction.md). The lecture that is cited below states this as a dilemma: a
+    table with accurate answers can be attacked, and a table that resists attacks has inaccurate
+    answers. The lecture concludes that only an interactive mechanism avoids this dilemma. That is
+    wrong: no release that answers *all* subsets accurately can resist attacks, interactive or not.
+    And a table may be accurate for some queries, for which it was made, and still resist attacks.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.

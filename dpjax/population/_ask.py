@@ -158,13 +158,14 @@ def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -
 def _check_runs(agreeing: float, draws: int) -> None:
     """Raises an error if runs disagree on the probability of the release.
 
-    If they disagree, the draws of some runs did not reach the posterior. Perhaps no run reached it:
-    if all are equally far from it, their averages do not show the error. If no draw is compatible
-    with the release, another check raises the error.
+    If they disagree, the draws of some runs, or of all runs, did not reach the posterior. The
+    average parameters of these runs may still agree, so the effective size may not show the error.
+    If no draw is compatible with the release, another check raises the error.
     """
     if 0 < agreeing < ISLANDS / 2:
         raise ValueError(
             f"draws must be more than {draws:,}: {ISLANDS} independent runs disagree on how likely"
-            f" the release is, so {agreeing:.1f} of them have nearly all weight. Ask for several"
-            " times as many draws, or give fewer released numbers at once"
+            f" the release is. Each run has a weight, and only about {agreeing:.1f} runs have a"
+            " large one. Ask for several times as many draws, or give fewer released numbers at"
+            " once"
         )

@@ -159,7 +159,7 @@ class ConfidenceSet:
         if dims > MOST_DIMS:
             raise ValueError(
                 f"a search must have at most {MOST_DIMS} parameters, got {dims}: fix the others, or"
-                " ask contains and p_value about whole thetas"
+                " call contains(theta) and p_value(theta) with a number for every parameter"
             )
         return Search(evaluate, self._alpha, dims, len(self._observed))
 

@@ -44,23 +44,26 @@ class _Source:
 
     @property
     def same(self) -> tuple[object, ...]:
-        """Returns a tuple that is equal for draws with the same bits."""
+        """Returns a tuple that identifies the drawn numbers: equal tuples mean equal numbers."""
         return self.keys, self.law, self.shape, self.dtype
 
     @property
     def _pieces(self) -> list[int]:
-        """Returns how many bits each normal number provides, limited by the precision of floats."""
+        """Returns, for each standard normal number of the draw, how many bits come from it.
+
+        The precision of floats limits how many bits can come from one number.
+        """
         most = jnp.finfo(jnp.result_type(float)).nmant
         count = max(1, -(-self.needed // most))
         return [len(x) for x in np.array_split(np.arange(self.needed), count)]
 
     @property
     def latent(self) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of the normal numbers that replace the draw."""
+        """Returns the shape and dtype of the standard normal numbers that `drawn` takes."""
         return jax.ShapeDtypeStruct((len(self._pieces), *self.shape), jnp.result_type(float))
 
     def drawn(self, normal: jax.Array) -> jax.Array:
-        """Computes the draw, which has its law if the given numbers are standard normal."""
+        """Computes the draw, which has the distribution `law`, from standard normal numbers."""
         if self.law == "normal":
             return normal[0].astype(self.dtype)
         if self.law == "uniform":
@@ -123,7 +126,7 @@ class Latents:
 
     @property
     def places(self) -> jax.Array:
-        """Returns, for each normal number, the index of the draw that is computed from it."""
+        """Returns, for each standard normal number, the index of the draw that it determines."""
         sizes = [math.prod(spec.shape) for spec in self.specs]
         return jnp.repeat(jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=self.size)
 
@@ -137,7 +140,7 @@ class Latents:
         return self.evaluate(parts)
 
     def _check_that_keys_do_not_count(self, under: Callable[[Key, Any], PyTree], key: Key) -> None:
-        """Refuses a program whose outputs still depend on its key, given the normal numbers."""
+        """Refuses a program whose outputs depend on its key even with fixed normal numbers."""
         row = jax.random.normal(jax.random.key(1), (self.size,))
         others = [jax.random.fold_in(key, i) for i in range(_OTHER_KEYS)]
 
@@ -204,7 +207,7 @@ class _Walk:
         return jnp.zeros(like.shape, like.dtype)
 
     def _fresh(self, keys: Any) -> Any:
-        """Returns keys that are made of drawn bits and replace keys of the program."""
+        """Returns new keys, made of drawn bits. They replace `keys` of the program."""
         words = jax.eval_shape(jax.random.key_data, keys)
         bits = self._drawn("key", words, keys, words.dtype.itemsize * 8)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(keys))

@@ -54,8 +54,8 @@ class Law:
         published: structure, shapes and dtypes of the noisy numbers.
         values: structure, shapes and dtypes of the exact value.
         held: structure, shapes and dtypes of the noisy numbers as a release stores them.
-        accuracy: the accuracy of its releases. Its public facts include bounds, scale and number of
-            records, so they are compared with those of a given release.
+        accuracy: the accuracy of its releases. A given release must have the same public facts,
+            such as bounds, scale and number of records.
     """
 
     private: Releases
@@ -128,9 +128,9 @@ class Law:
         if isinstance(release, Release):
             self._check_made_alike(name, release.accuracy)
             held = _numbers_in(release)
+        # Numbers may be given as they were drawn (`published`), or as releases store them (`held`).
         wanted = self.published
         if jax.tree.map(np.shape, held) != jax.tree.map(np.shape, wanted.tree()):
-            # If numbers are passed instead of a `Release`, they may have the structure of the draw.
             wanted = self.held
         if jax.tree.structure(held) != wanted.structure:
             raise ValueError(_unlike(name, wanted, held))
@@ -149,7 +149,7 @@ class Law:
         return self._as_drawn(jax.tree.map(converted, held, wanted.tree()))
 
     def _as_drawn(self, held: Value) -> Value:
-        """Converts numbers from the structure that a release stores to that of the draw."""
+        """Puts the numbers that a release stores into the structure in which they were drawn."""
         wanted = self.published
         leaves = zip(jax.tree.leaves(_in_order(held, wanted)), wanted.leaves, strict=True)
         return jax.tree.unflatten(wanted.structure, [x.reshape(like.shape) for x, like in leaves])
@@ -219,14 +219,14 @@ class Law:
         for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
-                    f"{name} must be made as {self.name} is on databases of the model, with"
-                    f" {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}:"
+                    f"{name} must be like a release of {self.name} about a database of the model,"
+                    f" with {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}:"
                     " pass the private function, n and capacity that made the release"
                 )
 
 
 def _simulated(private: Releases, database: Database) -> tuple[Inside, Value]:
-    """Returns how a function draws its noise for a database, and the exact value, in JAX."""
+    """Runs a function up to its noise. Returns how it draws the noise, and the exact value."""
     found: list[tuple[Inside, Value]] = []
 
     def stop(plan: Inside, value: Value) -> Value:
@@ -342,7 +342,10 @@ def fits(array: np.ndarray, dtype: Any) -> bool:
 
 
 def check_distinct(privates: Sequence[Releases], releases: Sequence[Any]) -> None:
-    """Refuses a release that is given twice, as a ledger may return it: it would count twice."""
+    """Refuses a release that is given twice, because it would count twice.
+
+    A ledger may return a stored release again.
+    """
     for i, j in itertools.combinations(range(len(releases)), 2):
         one, other = releases[i], releases[j]
         both = isinstance(one, Release) and isinstance(other, Release)
@@ -352,8 +355,8 @@ def check_distinct(privates: Sequence[Releases], releases: Sequence[Any]) -> Non
         alike = jax.tree.structure(numbers[0]) == jax.tree.structure(numbers[1])
         if one is other or (alike and jax.tree.all(jax.tree.map(np.array_equal, *numbers))):
             raise ValueError(
-                f"release[{i}] and release[{j}] must be two draws of noise, but their numbers are"
-                " equal: if a ledger repeated an answer, pass it once; if the noise was drawn"
+                f"release[{i}] and release[{j}] have equal numbers, but must be two draws of noise."
+                " If a ledger returned the same release again, pass it once. If the noise was drawn"
                 " twice, pass release.value of each"
             )
 

@@ -134,8 +134,8 @@ class Posterior:
             if is_tempered:
                 raise ValueError(
                     f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
-                    f" {count:,} draws: their runs disagree. Ask for about {needed:.1g} draws, or"
-                    " give fewer released numbers at once"
+                    f" {count:,} draws: the independent runs that made the draws disagree. Ask for"
+                    f" about {needed:.1g} draws, or give fewer released numbers at once"
                 )
             raise ValueError(
                 f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of "

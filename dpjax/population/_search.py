@@ -87,18 +87,20 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
 
 
 def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarray:
-    """Returns upper bounds of p-values for parameters whose margins are between `low` and `high`.
+    """Returns upper bounds of p-values for parameters whose `margins` are between `low` and `high`.
 
-    For one number, let the depth d be its rank from the nearer end. Then the p-value is at most 2 d
-    / (R + 1), also with ties. For several numbers, let u be the length of the first vector of the
-    margins. `p_value` uses the mean and the scatter of all R + 1 points. By the formula of Sherman
-    and Morrison, a simulated point is no more central than the observed one only if its length is
-    at least (R - 1) / (R + 1) u / sqrt(1 + u^2 / (R + 1)).
+    There are R simulated releases and the observed release. If a release is one number, let d be
+    the rank of the observed number from the nearer end. Then the p-value is at most 2 d / (R + 1),
+    also with ties. If a release has k numbers, let u be the length of the observed vector, which is
+    the first k margins. A simulated release is no more central than the observed one only if the
+    length of its vector is at least (R - 1) / (R + 1) u / sqrt(1 + u^2 / (R + 1)). This follows
+    from the formula of Sherman and Morrison, because `p_value` uses the mean and the scatter of all
+    R + 1 releases.
 
     Args:
-        low: margins, with any leading axes.
-        high: the same.
-        numbers: how many numbers a release has.
+        low: the least margins, with any leading axes.
+        high: the largest margins, of the same shape.
+        numbers: k, how many numbers a release has.
     """
     if numbers == 1:
         points = low.shape[-1] + 1
@@ -158,9 +160,12 @@ _FIRST = (32, 8, 4, 2, 2, 1)  # The number of initial cells along each axis, for
 _POINTS = 3000
 _CHOSEN = 16  # At each end of the range, this many cells are split at a time.
 _BATCH = 64
-# Margins in a cell may exceed their range at the places of the cell by this multiple of the range.
+# Margins are evaluated at some points of a cell. Elsewhere in the cell, they are assumed to be
+# outside of the evaluated range by at most this multiple of its length.
 _BEYOND = 0.5
-_NEAR = 1 / 256  # How far an end may lie beyond a point that belongs, in widths of the set.
+# Each end of the set is searched until an evaluated point of the set is this close, as a fraction
+# of the width of the set.
+_NEAR = 1 / 256
 
 
 class _Cells(NamedTuple):
@@ -183,8 +188,8 @@ class Search:
     A point *belongs* if its upper p-value exceeds alpha. The *places* of a cell are its corners,
     its middle, and the middles of its edges and faces. A cell is left out only if the upper p-value
     is at most alpha for all margins in a range: from the least to the largest margin at its places,
-    and half as far again on both sides. If margins are quadratic along a line, this range contains
-    them.
+    extended on both sides by half of its length. If margins are quadratic along a line, this range
+    contains them.
     """
 
     def __init__(self, evaluate: Evaluate, alpha: float, dims: int, numbers: int = 1):
@@ -227,7 +232,7 @@ class Search:
             size = outer[: self._dims] + outer[self._dims :]
             near = np.tile(size * (_NEAR if self._dims > 1 else _NEAR**2), 2)
             beyond = np.where(self._can_split(cells)[:, None], reach - self._inner() - near, -1.0)
-            # If no evaluated point belongs, the cells with the largest bounds are split.
+            # If no evaluated point is in the set, the cells with the largest bounds are split.
             beyond = np.where(np.isinf(beyond), cells.bounds[:, None], beyond)
             if not (beyond > 0).any() or len(self._places) >= most:
                 return -outer[: self._dims] / _UNITS, outer[self._dims :] / _UNITS
@@ -267,14 +272,20 @@ class Search:
         return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
     def _inner(self) -> np.ndarray:
-        """Returns minus the least, and then the largest coordinates of the points that belong."""
+        """Returns the negated least coordinates of evaluated points in the set, then their largest.
+
+        A point is in the set if its upper p-value exceeds alpha.
+        """
         inside = self._all()[0][self._upper_at_points() > self._alpha]
         if not len(inside):
             return np.full(2 * self._dims, -np.inf)
         return np.concatenate([-inside.min(axis=0), inside.max(axis=0)])
 
     def _at_places(self, lows: np.ndarray, widths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the p-values and the margins at the places of cells, shape (cells, 3^d)."""
+        """Returns p-values and margins at 3^d points of each cell, with axes (cells, 3^d) first.
+
+        The points are at the ends and in the middle of the cell along each axis.
+        """
         places = lows[:, None] + widths[:, None] // 2 * self._place
         keys = [tuple(row) for row in places.reshape(-1, self._dims).tolist()]
         new = [key for key in dict.fromkeys(keys) if key not in self._places]
@@ -294,7 +305,8 @@ class Search:
             part = slice(start, start + _BATCH)
             p_values, margins = self._at_places(lows[part], widths[part])
             low, high = margins.min(axis=1), margins.max(axis=1)
-            # Lengths are infinite if they cannot be computed. Then they do not exclude the cell.
+            # `margins` contains infinite lengths if lengths cannot be computed. An infinite length
+            # does not exclude the cell.
             with np.errstate(invalid="ignore"):
                 more = np.nan_to_num(_BEYOND * (high - low), posinf=np.inf)
             near = upper_p_values(low - more, high + more, self._numbers)

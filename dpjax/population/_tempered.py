@@ -244,7 +244,8 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
         path = functools.partial(along_a_path, with_slope(density, size), power, step)
         particles, log, accepted = jax.vmap(path)(normal[0], particles, log)
         # If all records move at the same time, parameters that many records depend on hardly move.
-        # So the numbers of one draw also move separately.
+        # So a second move changes only the numbers of one draw of the program, the i-th (modulo the
+        # number of draws).
         for j, moves in enumerate((places >= 0, places == i % (places[-1] + 1))):
             ellipse = functools.partial(on_an_ellipse, density, power, moves)
             particles, log = jax.vmap(ellipse)(normal[1 + j], particles, log)
@@ -258,7 +259,10 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
 
 
 def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
-    """Returns the largest rise of the power whose weights keep a fraction `_SHARE` effective."""
+    """Returns the largest rise of the power with enough effective particles.
+
+    The effective size of the weights must be at least `_SHARE` of the number of particles.
+    """
 
     def fits(rise: jax.Array) -> jax.Array:
         weights = jnp.exp(rise * (log - jnp.max(log)))
@@ -294,7 +298,7 @@ def weights_of(islands: Islands) -> np.ndarray:
 
 
 def runs_that_count(weights: np.ndarray) -> float:
-    """Returns Kish's effective number of islands by their weights: 0 if no draw has weight."""
+    """Returns Kish's effective number of islands (independent runs); 0 if no draw has weight."""
     shares = weights.reshape(ISLANDS, -1).sum(axis=1)
     return float(shares.sum() ** 2 / max((shares**2).sum(), np.finfo(float).tiny))
 
@@ -302,11 +306,11 @@ def runs_that_count(weights: np.ndarray) -> float:
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
     """Returns how many independent draws would estimate averages as well as the islands do.
 
-    The islands are independent, so the jackknife, which leaves out one island at a time, measures
-    the error. Differences from the average of all draws would not: if one island has nearly all of
-    the weight, its average is nearly the same. For each column two averages are used: of its
-    numbers, and of their distances from the mean. The worst average determines the size, so the
-    size is rather too small than too large.
+    Islands are independent runs, so the jackknife, which leaves out one island at a time, measures
+    the error. Comparing each island's average with the average of all draws would hide the error:
+    an island with nearly all of the weight determines the average of all draws. For each column,
+    two averages are used: of its numbers, and of their distances from the mean. The worst average
+    determines the size, so the size is rather too small than too large.
     """
     if not weights.sum() > 0:
         return 0.0

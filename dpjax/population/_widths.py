@@ -148,7 +148,7 @@ def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
 
 
 def _measured(bank: SimulationBank, key: Key, repeats: int, confidence: float) -> _Cell:
-    """Measures the widths of posteriors given releases, each about another population."""
+    """Simulates releases, each about a new population, and measures how wide posteriors are."""
     found: dict[str, list[float]] = {}
     keys = jax.random.split(key, 2 * repeats)
     draw = jax.jit(bank.draw_release)

@@ -138,7 +138,7 @@ class World:
         return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
 
     def check_explained(self, log_density: float) -> None:
-        """Refuses releases that are far from all simulated releases, as those of another model are.
+        """Refuses releases that the model cannot explain: they are far from all simulated releases.
 
         `log_density` is the largest log density among simulated databases. Additive noise has a
         log-concave density. In k dimensions, the probability that the log of such a density is at
@@ -151,10 +151,10 @@ class World:
         numbers = sum(x.size for law in self.laws for x in law.values.leaves)
         if scipy.special.gammaincc(numbers, max(fall, 0.0)) < _RARE:
             raise ValueError(
-                "release must be near a simulated one, but even for the nearest simulated "
-                "database, noise as large as that of the release would be drawn less than once "
-                f"in {1 / _RARE:,.0f} times. Use the n and the private function of the release, "
-                "and a prior and model that can explain it"
+                "release must be near a simulated one, but it is far from all of them: even for "
+                "the nearest simulated database, the probability of such large noise is below "
+                f"{_RARE:g}. Use the n and the private function of the release, and a prior and "
+                "model that can explain it"
             )
 
     @functools.cached_property
