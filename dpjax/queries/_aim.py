@@ -67,7 +67,7 @@ class Plan:
         weights: the weight of each set of columns that may be chosen, from 1 to 64.
         most_cells: the largest number of cells that the tables of the model may have together.
         relation: which tables are neighbors.
-        of_rows: maps a query of all rows to a query of the rows that count.
+        of_rows: maps a query of all rows to the same query of only the rows that are used.
     """
 
     sizes: Sizes
@@ -133,7 +133,10 @@ def plan_of(
 
 
 def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
-    """Raises a `ValueError` if `budget` is too small for any noise, from public numbers alone."""
+    """Raises a `ValueError` if no noise, however large, fits into `budget`.
+
+    The check uses public numbers only.
+    """
     names = [(name,) for name in plan.sizes]
     gaussian_at(plan.reach(names[0], "l2"), budget._most)
     # `releases` is an upper bound: each stage except the first and the last spends at least a fixed

@@ -36,7 +36,8 @@ from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 # The coefficients of 1, x and x^2 in the Bernstein polynomials of each degree on [-1, 1]. Degree 1
 # has no x^2.
 _POWERS = {1: ((1, 1), (-1, 1), (0, 0)), 2: ((1, 1, 1), (-1, 0, 1), (1, -1, 1))}
-# A bound on the error of a share after one more division, in units of 2^-30.
+# A share is the part of a record's unit that one cell gets. Each division in `_shares` adds at most
+# this much to the error of a share, in units of 2^-30.
 _ERROR = 385
 
 
@@ -47,14 +48,15 @@ def bernstein_query(
     capacity: int,
     in_cube: bool,
 ) -> IntegerQuery:
-    """Returns the query of the sums of all products of Bernstein polynomials of the coordinates.
+    """Returns the query that sums all products of Bernstein polynomials over the records.
 
-    "Bernstein polynomials" in docs/proofs/shorter.md has the proof.
+    A product has one polynomial for each coordinate. "Bernstein polynomials" in
+    docs/proofs/shorter.md has the proof.
 
     Args:
         parts: maps the records to float arrays of shape (n, d), whose columns are the coordinates.
         degrees: the degree of the polynomials of each coordinate. The value has a cell for each
-            choice of one polynomial for each coordinate, in the order of C.
+            product, in row-major order.
         capacity: the number of records up to which nothing overflows.
         in_cube: whether each coordinate is clipped to [-1, 1] by itself, instead of each part being
             clipped to the unit ball.
@@ -98,9 +100,11 @@ def _moved(norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
 def _shares(units: jax.Array, degrees: Sequence[int]) -> jax.Array:
     """Divides 2^30 among the cells of each record, in integers that sum to 2^30.
 
-    Each step divides every share at the place of a coordinate in [-1, 1]. For degree 2, a second
-    step divides again, and adds what meets in the middle. A record has the same shares in every
-    slot, because floats are only multiplied.
+    Each step uses one coordinate x in [-1, 1]. It divides every share w into an upper part of about
+    w (1 + x) / 2, and a lower part, the rest. For degree 2, a second step with the same x divides
+    both parts again. Then the lower part of the upper part and the upper part of the lower part are
+    added. Floats are only multiplied, and integers are added. So no compiler fuses a float addition
+    in one slot but not in another, and a record has the same shares in every slot.
     """
     shares = jnp.full((len(units), 1), 2**FINE_BITS, jnp.int32)
     places = (units + 2**RADIUS_BITS).astype(jnp.float32) * np.float32(0.5**RADIUS_BITS / 2)
@@ -117,9 +121,10 @@ def _shares(units: jax.Array, degrees: Sequence[int]) -> jax.Array:
 
 @functools.cache
 def _combinations(degrees: tuple[int, ...]) -> np.ndarray:
-    """Returns the matrix that maps the sums to the upper triangle of the sum of z z^T, z = (1, x).
+    """Returns the matrix that maps the value of `bernstein_query` to sums of products.
 
-    The square of a coordinate of degree 1 is not among the combinations, and its row is 0.
+    These are the upper triangle of the sum of z z^T, where z = (1, x). A sum of squares of a
+    coordinate of degree 1 cannot be computed from the value, so its row is 0.
     """
 
     def combination(i: int, j: int) -> np.ndarray:
@@ -134,15 +139,16 @@ def _combinations(degrees: tuple[int, ...]) -> np.ndarray:
 def moments_of(
     sums: jax.Array, n: jax.Array | None, noise: Scalar, facts: dict[str, Any]
 ) -> Moments:
-    """Computes noisy averages from the sums of a query of products or of Bernstein polynomials.
+    """Computes noisy averages from the noisy sums of `bernstein_query` or of `products_query`.
 
     Args:
         sums: the noisy sums, in units of records.
         n: the number of records; None if it is private.
         noise: the scale of the noise on the sums.
-        facts: the public facts about the query: "degrees" of Bernstein polynomials, or else the
-            "weight" of the first coordinate, how many entries of the triangle are "left_out", and
-            the "center" of squares.
+        facts: the public facts about the query. For Bernstein polynomials: their "degrees". For
+            products: the "weight", which is the first coordinate of z; "left_out", how many entries
+            at the end of the upper triangle of z z^T are not released; and the "center", which was
+            subtracted from squares.
     """
     if "degrees" not in facts:
         triangle = jnp.append(sums, jnp.zeros(facts.get("left_out", 0), sums.dtype))

@@ -224,7 +224,7 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
     """Returns an immutable copy of `categories`: the number of categories by attribute."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
-            "categories must be the number of categories of at least one attribute, got"
+            "categories must map at least one attribute to its number of categories, got"
             f" {_checks.shown(categories)}"
         )
     sizes = {

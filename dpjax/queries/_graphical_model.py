@@ -140,7 +140,8 @@ def _spread(columns: Columns, factor: np.ndarray, axes: Columns) -> np.ndarray:
 def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns]]:
     """Returns the columns in the order of their elimination, each with its parents.
 
-    The parents are the other columns of the table that eliminating the column makes.
+    To eliminate a column, all potentials that contain it become one table. The parents of the
+    column are the other columns of this table.
     """
     linked = {name: set[str]() for name in sizes}
     for columns in sets:
@@ -240,7 +241,10 @@ class Estimator:
         return fit.model
 
     def _started(self, sets: Sequence[Columns]) -> dict[Columns, np.ndarray]:
-        """Adds each potential of the previous fit to that of a set in `sets` that contains it."""
+        """Returns potentials on `sets` with the same sum as the potentials of the previous fit.
+
+        Each previous potential is added to the potential of a set that contains its columns.
+        """
         found = {name: np.zeros([self._sizes[one] for one in name]) for name in sets}
         for name, potential in self._potentials.items():
             holder = _holder(name, sets)

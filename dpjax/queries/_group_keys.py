@@ -250,10 +250,11 @@ def _slots(n: int, capacity: int | None, *, is_public: bool) -> int:
 
 
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
-    """Returns the least threshold that the noisy count of a key of one person rarely reaches.
+    """Returns a threshold for noisy counts that a key of only one person rarely reaches.
 
-    This count reaches the threshold with a probability of at most `passed`. For discrete Laplace
-    noise Z of scale b and m >= 0, P(Z >= m) is a^m / (1 + a), with a = exp(-1 / b).
+    The noisy count 1 + Z of this key reaches the threshold with a probability of at most `passed`.
+    For discrete Laplace noise Z of scale b and m >= 0, P(Z >= m) is a^m / (1 + a), with
+    a = exp(-1 / b).
     """
     scale = float(mechanism.effective_scale(like=counts)) * _OUTWARD
     both = math.log1p(math.exp(-1 / scale))

@@ -42,7 +42,10 @@ ONE_ARRAY = (jax.Array, np.ndarray, Numbers)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of a column, one per public key, and the column `of` that a query receives."""
+    """The groups of a column, one per public key.
+
+    A query receives the column named by `of`; if `of` is None, all except the column of groups.
+    """
 
     column: Column
     keys: tuple[int, ...] | tuple[str, ...]
@@ -196,7 +199,7 @@ def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
     needed = next(w for w in range(1, 5) if len(np.unique(wanted[:, :w], axis=0)) == len(wanted))
 
     def before(row: jax.Array) -> jax.Array:
-        """For each row of `words`, whether `ascending[row]` comes before it."""
+        """Returns, for each row of `words`, whether the key `ascending[row]` sorts before it."""
         found = jnp.zeros(row.shape, bool)
         for word in range(needed - 1, -1, -1):
             one = ascending[:, word].at[row].get(mode="promise_in_bounds")

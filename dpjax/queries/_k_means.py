@@ -52,17 +52,18 @@ _FLOATS = 2.0**-20
 
 
 class Partition(NamedTuple):
-    """A database whose clusters are released by group or for people, paid for as one release.
+    """A database to cluster, as a whole or by group, with privacy for records or for people.
 
-    Each step is one release of the totals of all groups. An added record is in one group, so it
-    changes these totals as far as those of a single group. A replaced record may change two groups,
-    so groups are refused under replace-one. If neighbors differ in all records of a person, the
-    totals change as far as those of any query by group.
+    Each step releases the totals of all groups together, and is paid for as one release. An added
+    record is in one group, so it changes these totals as far as those of a single group. A replaced
+    record may change two groups, so groups are refused under replace-one. If neighbors differ in
+    all records of a person, the totals change as far as those of any query by group.
 
     Attributes:
         database: the records of all groups.
-        groups: the group of each slot (below 0 for no group), and the number of groups.
-        people: how many records and groups a person has, if neighbors differ in people.
+        groups: the group of each slot (below 0 for no group), and the number of groups; None if
+            there are no groups.
+        people: how many records and groups a person has; None if neighbors differ in one record.
     """
 
     database: Database

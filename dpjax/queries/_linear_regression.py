@@ -65,11 +65,12 @@ def _of_correlation(
 ) -> Ends:
     """Returns the interval of the correlations that a simulated test does not reject.
 
-    Let v and w be the released variances, c the covariance and q = c / sqrt(v w). If the true
-    correlation were r, a release with simulated noise would have the covariance
-    r sqrt(v w) + c' - c, and the variances v' and w'. Its correlation is at least q if and only if
-    r >= (q sqrt(v' w') - c' + c) / sqrt(v w). So r is kept if it is between two quantiles of the
-    right side. The interval is [-1, 1] if noise could hide that a variance is 0.
+    Let v and w be the released variances, c the released covariance and q = c / sqrt(v w). Adding
+    simulated noise to the release changes them to v', w' and c'. If the true correlation were r, a
+    release with this noise would have the covariance r sqrt(v w) + c' - c, and the variances v' and
+    w'. Its correlation is at least q if and only if r >= (q sqrt(v' w') - c' + c) / sqrt(v w). So r
+    is kept if it is between two quantiles of the right side, over all simulated noise. The interval
+    is [-1, 1] if noise could hide that a variance is 0.
     """
     check_simulated(confidence)
     matrices = np.asarray(draws_of(measured, facts)[1], np.float64)
@@ -84,7 +85,8 @@ def _of_correlation(
     turning = (center * roots - covariances[1:] + covariances[0]) / root
     low, high = np.quantile(turning, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     if simultaneous:
-        # The ends move away from the center by one factor, which fits all groups in a draw at once.
+        # One factor scales the intervals of all groups around their centers, such that a fraction
+        # `confidence` of the draws is inside all intervals at once.
         parts = (turning - center) / np.where(turning > center, high - center, low - center)
         factor = np.quantile(parts.reshape(len(parts), -1).max(axis=1), confidence)
         low, high = center + factor * (low - center), center + factor * (high - center)
@@ -118,10 +120,10 @@ def private_linear_regression(
     """Least squares with an intercept, from noisy sums of products.
 
     x is clipped to the ball of its radius, and y to [-y_radius, y_radius]. Without a delta and for
-    d <= 3, one release has the sums of all products of Bernstein polynomials of degree 2 in each
-    x_i / x_radius and of degree 1 in y / y_radius; sums of products are combinations of them.
-    Otherwise all products of two coordinates of (3/4, x / x_radius, y / y_radius) are added up,
-    except the square of y.
+    d <= 3, the release contains sums of products of Bernstein polynomials. These have degree 2 in
+    each x_i / x_radius, and degree 1 in y / y_radius. Linear combinations of these sums are the
+    sums of products of x and y. Otherwise the release contains the sums of all products of two
+    coordinates of (3/4, x / x_radius, y / y_radius), except the square of y.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -222,10 +224,11 @@ def private_linear_regression(
 
 
 def sums_of_line(columns: int | None) -> dict[str, Any]:
-    """Returns the public facts about the sums that a line is computed from; see `moments_of`.
+    """Returns public facts about the sums from which a regression is computed; see `moments_of`.
 
     Args:
-        columns: the number of columns x; None for Gaussian noise.
+        columns: the number of columns x for Laplace noise; None for Gaussian noise, where this
+            number does not matter.
     """
     if columns is not None and columns <= MOST_COLUMNS:
         return {"degrees": [2] * columns + [1]}
@@ -248,7 +251,10 @@ def line_query(
 
 @functools.lru_cache
 def _line_of(text: str) -> Callable[..., dict[str, jax.Array]]:
-    """Compiles the line as a function of noisy sums. `text` contains their facts in JSON."""
+    """Compiles the regression line as a function of noisy sums.
+
+    `text` is JSON with the facts that `sums_of_line` returns.
+    """
     sums = json.loads(text)
 
     def line(
@@ -260,7 +266,7 @@ def _line_of(text: str) -> Callable[..., dict[str, jax.Array]]:
 
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """Solves the regularized normal equations. Returns the regression line, and their matrix."""
+    """Returns the regression line, and the matrix of the normal equations, with regularization."""
     size = len(moments.mean)
     # The averages of (1, x) (1, x, y)^T, in units of the radii. The regularization is added below.
     with_one = jnp.concatenate([jnp.ones(1), moments.mean])
@@ -281,9 +287,9 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Returns infinite half-widths if noise may have hidden that records are in a hyperplane.
+    """Returns infinite half-widths if the vectors x may be in a hyperplane, and 0 otherwise.
 
-    Then noise determines the line. Otherwise the half-widths are 0.
+    If noise hides that they are in a hyperplane, noise determines the regression line.
     """
     del facts
     flat = np.where(values[..., 0] <= CLEAR_OF_ITSELF * error, np.inf, 0.0)
@@ -308,7 +314,10 @@ def _line_query(
 
 
 def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """Returns how much a record changes the triangle; see "Lines" in docs/proofs/shorter.md."""
+    """Returns how much a record changes the value of `_line_query`.
+
+    "Lines" in docs/proofs/shorter.md has the proof.
+    """
     h, root = _WEIGHT, Fraction(sqrt_up(Fraction(d)))
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {

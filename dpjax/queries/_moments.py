@@ -69,8 +69,9 @@ def private_mean(
 
     The release is a noisy sum of the records' differences from the middle of the interval. Under
     replace-one the sum is divided by n, which is public. Under add-or-remove-one the sum is divided
-    by a noisy count, from the same release. For records of shape (n,), this release consists of the
-    sums of distances from both ends, and their noise is that of an average with less error.
+    by a noisy count, from the same release. In this case, for records of shape (n,), the release
+    consists of the noisy sums of the distances from `lower` and from `upper`. The sum and the count
+    that are computed from them give an average with a smaller error.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -157,7 +158,10 @@ def private_mean(
 def _average(
     totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
 ) -> jax.Array:
-    """Computes averages from a scaled noisy count and noisy sums of differences from the middle."""
+    """Computes averages from noisy sums of the records' differences from the middle of an interval.
+
+    `totals` are a noisy count, multiplied by half of the interval's length, and then these sums.
+    """
     middle, half, low, high = interval
     count = jnp.maximum(totals[0], unit) / half if n is None else n
     return jnp.clip(middle + totals[1:] / count, low, high)
@@ -184,10 +188,13 @@ def _centered_sums(
     """Returns the query of a scaled count and of sums around the middle of [low, high].
 
     The count is multiplied by half of the interval's length, so that adding a record changes the
-    count by as much as a sum. With `from_ends`, for one sum, the query returns the scaled count
-    minus the sum, and plus the sum: the sums of distances from the upper and the lower end. An
-    added record changes both together by the length of the interval in the norm l1, which is as
-    much as a scaled count and a sum, but their noise is in the sum and in the count by half each.
+    count by as much as a sum.
+
+    `from_ends` is for one sum. Then the query returns the scaled count minus the sum, and the
+    scaled count plus the sum. These are the sums of distances from the upper and from the lower
+    end. In the norm l1, an added record changes both together by the length of the interval, as
+    much as it changes a scaled count and a sum. But a scaled count and a sum that are computed from
+    both have only half the noise variance.
     """
     middle, half = middle_and_half(low, high)
     exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS) + from_ends
@@ -516,8 +523,9 @@ def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Ar
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
     """Returns lower bounds on half-widths, for components whose variances are nearly equal.
 
-    Noise may exchange or mix such components. So the half-width of a direction is 2, the whole
-    range, and that of a variance is its error.
+    Noise may exchange or mix such components, so any direction is possible. Coordinates of
+    directions are in [-1, 1], so their half-width is 2. The half-width of a variance is the bound
+    on its error.
     """
     gaps = np.diff(values[..., ::-1], axis=-1)
     far = np.full((*values.shape[:-1], 1), np.inf)

@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 
     Attributes:
         found: whether a query was selected; if not, the round tries again.
-        tries: the offset of the random numbers for the next try of this round.
+        tries: the position where the random numbers of the next try of this round start.
         query: the index of the query.
         answer: its noisy answer.
         log_prob: the log probability of the query and its answer; None in a release.
@@ -62,8 +62,8 @@ class Measured(NamedTuple):
     log_prob: PyTree = None
 
 
-# A function that maps the index of the round, the offset of the random numbers of the try, and the
-# table's answers (integers) to the results of the try.
+# A function that computes the results of a try. It is given the index of the round, the position
+# where the random numbers of the try start, and the table's answers (integers).
 _Measure: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], Measured]
 _Counted: TypeAlias = tuple[jax.Array, jax.Array]
 
@@ -73,7 +73,7 @@ class _State(NamedTuple):
 
     Attributes:
         number: the number of finished rounds.
-        tries: the offset of the random numbers for the next try.
+        tries: the position where the random numbers of the next try start.
         log_weights: the log weights of the cells of the table.
         total: the table at the start of a round, summed over the rounds so far.
         rows: the weights of each measured query, for the updates of later rounds.
@@ -323,10 +323,10 @@ class Mwem(SensitivityMechanism):
     def error(self, *, confidence: float = 0.95) -> Scalar:
         """A bound on the error of all answers of the average table at once.
 
-        It is sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, with N cells, entries of the queries of
-        magnitude at most E, T rounds, and U updates in all rounds. a bounds the errors of
-        measurements, and b bounds how much the error of the worst query may exceed the error of the
-        selected query.
+        It is sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, for n records, N cells, T rounds, and U
+        updates in all rounds. E is the largest magnitude of an entry of the queries. The number a
+        is a bound on the errors of measurements, and b is a bound on how much the error of the
+        worst query may exceed the error of the selected query.
 
         Args:
             confidence: the probability that the bound is correct, in (0, 1).

@@ -23,7 +23,7 @@ _NOT_ASKED = np.iinfo(np.int32).min  # Stands for the count of a prefix that is 
 
 
 def changed_records(difference: jax.Array) -> jax.Array:
-    """Returns the number of nonzero rows, a norm in which a changed name has length 1."""
+    """Returns the number of nonzero rows. In this norm, one changed row, a name, has length 1."""
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 
@@ -129,7 +129,10 @@ class NameSearch(SensitivityMechanism):
         return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
     def _count(self, state: _State, codes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns which children are searched, their numbers of people, and each person's child."""
+        """Returns which nodes are searched, their numbers of people, and each person's node.
+
+        The nodes are the prefixes of the next level: those of `state`, extended by a symbol.
+        """
         taken, slots = state
         (size,) = self._counts_of_a_level()
         places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)
@@ -137,7 +140,7 @@ class NameSearch(SensitivityMechanism):
         return jnp.repeat(taken, _SYMBOLS), counts, places
 
     def _descend(self, noisy: jax.Array, places: jax.Array) -> _State:
-        """Returns the state of the next level, given noisy counts and the child of each person."""
+        """Returns the state of the next level, given the noisy counts and each person's node."""
         children, kept = self._survivors(noisy)
         to = jnp.where(kept, children, noisy.size)
         numbers = jnp.arange(self.capacity, dtype=jnp.int32)
@@ -145,9 +148,10 @@ class NameSearch(SensitivityMechanism):
         return kept, slots.at[places].get(mode="fill", fill_value=-1)
 
     def _survivors(self, noisy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the most frequent children that reach the threshold, and which slots are used.
+        """Returns the most frequent child nodes to search further, and a mask of valid entries.
 
-        Names that end here are not searched further. The result depends on noisy counts alone.
+        Such nodes reach the threshold, and are not the end of a name. The result depends on noisy
+        counts alone.
         """
         goes_on = self._goes_on(noisy)
         counts, children = lax.top_k(jnp.where(goes_on, noisy, _NOT_ASKED), self.capacity)

@@ -91,7 +91,7 @@ class View:
         if not isinstance(numbers, (jax.Array, Numbers)) or numbers.shape != kept.shape:
             raise ValueError(
                 'per_person="sum" adds up one column of numbers, got'
-                f" {_checks.described(numbers)}: name it, as by of="
+                f" {_checks.described(numbers)}: pass the name of one column as of="
             )
         total = exact_totals(numbers, kept, cells, self.truncation.rows)
         if not names:
@@ -174,7 +174,8 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        # The number of rows that count is private under both relations.
+        # The number of rows that are used is private, also under replace-one. So intervals are
+        # those of add-or-remove-one.
         del relation
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
         return self.scores._accuracy_of(noise, added, value, database)
@@ -271,7 +272,7 @@ def by_person(
     """
     if not isinstance(query, (Query, QuantileScores)):
         raise TypeError(
-            "query must be a Query or scores of quantiles that are not already by person, got "
+            "query must be a Query or scores of quantiles, and not the result of by_person, got "
             f"{_checks.shown(query)}"
         )
     if query.privacy_unit != RECORD:
@@ -338,7 +339,7 @@ class Contribution:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Returns what a sensitivity for people states besides its value."""
+        """Returns the privacy unit and the notes, as keyword arguments of a query of people."""
         return {"privacy_unit": self.privacy_unit, "notes": self.notes}
 
     def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -375,12 +376,13 @@ class Contribution:
 def contribution(
     truncation: Truncation, cells: Mapping[Any, int], *, per_person: PerPerson | None = None
 ) -> Contribution:
-    """Returns how many rows of a person a query receives, after truncation.
+    """Returns how many rows of a person a query receives after truncation, and in how many groups.
 
     `cells` maps the group columns of the query to their numbers of keys. Only columns with string
     names are in `cells`, because an index may refer to another column after the column of people is
-    removed. With `per_person="sum"` the query receives a sum for each person and cell. A person's
-    rows may be in several cells of columns without a limit, but in no more cells than rows.
+    removed. With `per_person="sum"` the query receives a sum for each person and cell. If the
+    truncation does not limit the groups of a column, each row of a person may be in another group.
+    So there are at most as many of these groups as rows.
     """
     if per_person is None:
         rows, blocks = truncation.rows, 1
@@ -420,7 +422,10 @@ def groups_alone(by: By | RowsOfPeople | None) -> By | None:
 
 
 def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
-    """Returns the integers of a query by group, on selected rows only if rows belong to people."""
+    """Returns the integers of a query by group.
+
+    For `RowsOfPeople`, converts the query to one of people, as `Contribution.integers` does.
+    """
     for one in reversed(groups_of(groups_alone(by))):
         query = integers_by_group(query, one)
     return by.contribution.integers(query) if isinstance(by, RowsOfPeople) else query

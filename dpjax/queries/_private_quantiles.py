@@ -37,8 +37,8 @@ _USUAL_CELLS = 2**12
 # The search looks for quantiles whose rank differs from the lowest and highest rank by at least
 # this many noise scales. This distance is limited to a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
-# The nearest thresholds around a selected edge suit places where records are this many times as
-# dense as on average. More distant thresholds suit lower densities.
+# The distance of the nearest thresholds from a selected edge is chosen for a density of records
+# that is this many times the average density. More distant thresholds suit lower densities.
 _DENSEST = 8
 _TRUSTED = 0.8  # The confidence of the intervals to which estimates are clipped.
 # A bound on rounding errors in float32, relative to the public bound of larger magnitude.
@@ -166,7 +166,10 @@ def _probability(probability: float | Fraction) -> Fraction:
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """Returns a number of cells such that few records share one, at up to 10 times mean density."""
+    """Returns a number of cells such that few records share a cell.
+
+    This is true where records are up to 10 times as dense as on average.
+    """
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
     if _USUAL_CELLS < wanted < 4 * _USUAL_CELLS:
@@ -360,9 +363,10 @@ def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: floa
 def _reach_of_excess(
     left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float
 ) -> Any:
-    """Returns a quantile of the noise of an excess, from its variance and its fourth cumulant.
+    """Returns a quantile of the noise of the excess of a threshold; see `_variance_of_excess`.
 
-    `normal` is the same quantile of the standard normal distribution.
+    The quantile is computed from the variance and the fourth cumulant of this noise. `normal` is
+    the same quantile of the standard normal distribution.
     """
     variance = _variance_of_excess(left, right, p, scale)
     fourth = 12 * scale**4 * (left * (1 - p) ** 4 + right * p**4)

@@ -55,9 +55,10 @@ def _of_mean(
 ) -> Ends:
     """Returns an interval of an average of numbers that are clipped to [lower, upper].
 
-    Let h be half of the length of [lower, upper]. The sums are the count times h and the sum of the
-    differences from the middle, or the sums of distances from both ends. Their quotient, or that of
-    half the difference and half the sum of the distances, is in [-1, 1].
+    Let h be half of the length of [lower, upper]. Let C be h times the count, and S the sum of the
+    differences from the middle. Then S / C is in [-1, 1]. The release contains either C and S, or
+    the sums U and L of the distances from `upper` and from `lower`. In the second case,
+    C = (L + U) / 2 and S = (L - U) / 2.
     """
     lower, upper = facts["lower"], facts["upper"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
@@ -230,7 +231,7 @@ def _quotient(over: Ends, under: Ends) -> Ends:
     return np.clip(first, -1, 1), np.clip(last, -1, 1)
 
 
-# The fraction of the error probability of a covariance that is left for the two averages.
+# The two averages together get this fraction of the error probability of a covariance's interval.
 _OF_MEANS = 0.1
 _STEPS = 3  # Further steps would hardly make an interval narrower.
 
@@ -241,8 +242,8 @@ def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
     Let a and b be the true averages of x and y, c their covariance, and n the number of records.
     Then sum(x y) - a sum(y) - b sum(x) + (a b - c) n = 0. With the released sums, the left side is
     the error of a weighted sum. So c is kept if, for some a and b in their intervals, the left side
-    is within a bound on this error. The bound depends on upper bounds on the weights. Each step
-    computes an interval of c, which gives a new upper bound on the last weight.
+    is within a bound on this error. The bound depends on upper bounds on the weights 1, a, b and
+    a b - c. Each step computes an interval of c, which gives a new upper bound on a b - c.
     """
     d, n = len(facts["middle"]), measured["n"]
     sums = as_floats(measured["sums"])
@@ -268,7 +269,8 @@ def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
 
     both = np.stack([a[..., :, None] * b[..., None, :] for a, b in itertools.product(ends, ends)])
     largest = np.maximum(*map(np.abs, ends))
-    # In a variance, one sum has the weight 2 a, and there is no second sum.
+    # In a covariance, sum(y) has the weight a, and sum(x) has the weight b. In a variance, x is y,
+    # so sum(x) has the weight 2 a, and there is no second sum.
     one = np.where(same, 2, 1) * largest[..., :, None]
     two = np.where(same, 0, largest[..., None, :])
     widest = np.where(same, 0.0, -1.0) + 0 * least, np.ones_like(least)
@@ -310,8 +312,8 @@ STATISTICS: dict[str, Statistic] = {}
 # others is at least this many times the error of an eigenvalue. By Weyl's inequality, the noise can
 # separate equal eigenvalues by at most twice the error.
 CLEAR = 3
-# A simulated interval that divides by a matrix is used only if the matrix is at least this many
-# times its own error, in every direction.
+# If a statistic divides by a matrix A, its simulated interval is used only if, for every vector u,
+# u^T A u is at least this many times its own error. For variances, A is diagonal.
 CLEAR_OF_ITSELF = 2
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
@@ -382,7 +384,10 @@ def check_simulated(confidence: float) -> None:
 
 
 def draws_of(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """Returns the statistic and its matrix for the released sums and for simulated sums."""
+    """Returns the results of `Statistic.of_moments` for the released and for simulated sums.
+
+    They have a leading axis: first the result for the released sums, then one for each simulation.
+    """
     sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
         raise ValueError(
@@ -408,9 +413,9 @@ def draws_of(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array
 
 @functools.lru_cache
 def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree, jax.Array]]:
-    """Compiles the statistic and its matrix as a function of noisy sums.
+    """Compiles `Statistic.of_moments` as a function of noisy sums.
 
-    `text` contains the facts in JSON.
+    `text` is JSON with the public facts about the release.
     """
     facts = json.loads(text)
     statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]

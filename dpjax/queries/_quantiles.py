@@ -83,12 +83,13 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return tuple(_limbs.from_integers(side.reshape(-1, 1)) for side in sides)
 
     def check_size(self, n: int) -> None:
-        """Refuses so many slots that scores would not fit into JAX's integers."""
+        """Raises a `ValueError` if scores of n records may not fit into JAX's integers."""
         scored = jnp.result_type(int)
         if n * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(
-                f"n={n} records, in units of 1/{self.denominator} ranks, are too many for {scored}:"
-                " use probabilities with fewer digits, or enable x64"
+                f"n={n} records are too many, because scores in units of 1/{self.denominator} of a"
+                f" rank would not fit into {scored}: use probabilities with fewer digits, or enable"
+                " x64"
             )
 
     def finish(self, totals: Totals) -> jax.Array:
@@ -108,10 +109,10 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     ) -> float:
         del norm, n, dtype  # The norm is linf, and scores are integers, so these do not matter.
         b = self.denominator
-        # For a probability a / b, `_scored` computes `too_high` = b below - a n and `too_low` = b
-        # above - (b - a) n. An added record changes `too_high` by b - a or -a, and `too_low` by a
-        # or a - b. If a record is replaced, n stays the same, and the counts `below` and `above`
-        # change by at most 1, which changes scores by at most b.
+        # For a probability a / b, `finish` computes `too_high` = b * below - a * n and `too_low` =
+        # b * above - (b - a) * n. An added record changes `too_high` by b - a or -a, and `too_low`
+        # by a or a - b. If a record is replaced, n stays the same, and the counts `below` and
+        # `above` change by at most 1, which changes scores by at most b.
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
         return round_up(Fraction(b))
@@ -161,8 +162,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
             confidence: the probability that the bound is correct, in (0, 1).
 
         Returns:
-            A number of ranks. With probability at least `confidence`, no released number is farther
-            from its quantile, by more than this many ranks, than the best number of the grid.
+            A number of ranks. With probability at least `confidence`, every released number is at
+            most this many ranks farther from its quantile than the best number of the grid.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -250,9 +251,10 @@ def quantile_scores(
 
 
 def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
-    """Returns the bin of each record, and for each candidate the first index of an equal candidate.
+    """Returns the bin of each record, and an index for each candidate.
 
-    Bin 2 j + 1 contains the records that equal candidate j. Bin 2 j contains the records between
+    If several candidates round to one float, they all have the index of the first of them. Bin
+    2 j + 1 contains the records that equal candidate j. Bin 2 j contains the records between
     candidate j - 1 and candidate j.
     """
     numbers = comparable(records)
@@ -262,7 +264,6 @@ def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
         candidates = np.asarray(grid, numbers.dtype)
     tiny = np.finfo(candidates.dtype).tiny
     candidates = np.where(np.abs(candidates) < tiny, candidates.dtype.type(0), candidates)
-    # If several candidates round to one float, they all get the index of the first.
     first = np.searchsorted(candidates, candidates)
     place = count_below(jnp.asarray(candidates), numbers)
     equal = jnp.asarray(candidates).at[place].get(mode="clip") == numbers
@@ -285,11 +286,11 @@ def _between_quantiles(
 ) -> Ends:
     """Returns the nearest released quantiles that enclose the true quantile at this confidence.
 
-    Suppose that every record is a number of the grid. Then the true p-quantile q is on the grid,
-    and its score is 0. Suppose that r was released for p' < p, and that its score is at most e
-    ranks below the best score. Then at most p' n + e records are below r. If r were above q, at
-    least p n records would be below r. So r <= q if e < (p - p') n. The other side follows by
-    symmetry.
+    Let q be the true p-quantile, and r the released p'-quantile for a probability p' < p. Suppose
+    that every record is a number of the grid. Then true quantiles are on the grid, with score 0.
+    Suppose that the score of r is at most e ranks below the best score. Then at most p' n + e
+    records are below r. If r were above q, at least p n records would be below r. So r <= q if
+    e < (p - p') n. The other side follows by symmetry.
     """
     del value
     if measured["n"] is None:
@@ -307,10 +308,11 @@ def _between_quantiles(
         # correct.
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
-            f"no interval follows from one quantile alone: at {confidence:g}, its probability is "
-            f"within {within:.3g} of the requested probability, but a difference in ranks does "
-            "not bound a difference in values. Release two more quantiles at once, with "
-            f"probabilities more than {away:.3g} below and above it"
+            f"one quantile alone has no interval: at confidence {confidence:g}, the released number"
+            f" is a quantile for a probability within {within:.3g} of the requested probability, "
+            "but this does not bound how far the number is from the requested quantile. Release two"
+            f" more quantiles at once, with probabilities more than {away:.3g} below and above the "
+            "requested one"
         )
     # One rank is `denominator` units of a score.
     gap = _gap(facts, confidence, rows)

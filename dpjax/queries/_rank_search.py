@@ -87,7 +87,8 @@ class RankSearch(SensitivityMechanism):
         epsilon: the epsilon of the guarantee.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
-        nearest: the distance of the nearest thresholds from a selected edge, in cells.
+        nearest: the distance, in cells, from the edge selected for a quantile to the nearest
+            thresholds. Records are counted between thresholds.
 
     Formal guarantees:
         See `rank_search`.
@@ -222,11 +223,12 @@ class RankSearch(SensitivityMechanism):
     def facts(self, cells: int) -> dict[str, Any]:
         """Returns public numbers from which intervals and estimates are computed."""
         spread = [0.0] * (len(self.probabilities) + 2)
-        # The edge selected for a node is an end of the segments of later searches. So an error of
-        # this edge shifts the edges that later searches select.
+        # Later searches are for quantiles between two edges that were selected earlier. So an error
+        # of one of these edges shifts the edges that later searches select.
         for node in self.nodes:
             share, selection = float(node.share), self.selection(node)
-            # The noise scale of the selection in ranks is that of its scores divided by `a_rank`.
+            # One rank changes a score by `denominator`. So in ranks, the noise scale of the
+            # selection is 2 * sensitivity / (epsilon * denominator).
             a_rank = float(selection.epsilon) * node.share.denominator
             own = math.sqrt(2) * (2 * float(selection.sensitivity.value) / a_rank)
             inherited = (1 - share) * spread[node.left], share * spread[node.right]
@@ -256,7 +258,8 @@ def rank_search(
         epsilon: finite, above 0.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
-        nearest: the distance of the nearest thresholds from a selected edge, in cells.
+        nearest: the distance, in cells, from the edge selected for a quantile to the nearest
+            thresholds. Records are counted between thresholds.
 
     Returns:
         A `RankSearch`, which releases `Ranks`.
@@ -301,7 +304,10 @@ def thresholds(edges: Any, cells: int, nearest: int) -> Any:
 
 
 def _distances(cells: int, nearest: int) -> np.ndarray:
-    """Returns the distances of thresholds from a selected edge, in cells, below `cells`."""
+    """Returns the distances, in cells, of thresholds from a selected edge.
+
+    All of them are less than `cells`.
+    """
     found = nearest * 2 ** np.arange(_NEAR)
     while found[-1] * _GROWTH < cells:
         found = np.append(found, found[-1] * _GROWTH)

@@ -24,7 +24,9 @@ from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 # A record is rounded to a vector of integers in a ball of radius 2^20, or of a smaller radius if
 # sums of products would overflow otherwise.
 RADIUS_BITS = 20
-CENTER = 0.5  # In a cube, this number is subtracted from squares, which are in [0, 1].
+# If coordinates are clipped to [-1, 1] (a cube), squares are in [0, 1]. Then this number is
+# subtracted from each square, so that an added record changes a sum of squares by at most 1/2.
+CENTER = 0.5
 _LEAST_EXPONENT = -60  # Vectors whose norm is below about 2^-60 become 0.
 
 
@@ -114,8 +116,8 @@ def products_query(
 
     def finish(totals: Totals) -> jax.Array:
         triangle = _limbs.Limbs(*(limb.reshape(count) for limb in totals[0]))
-        # In a cube, entry 0 of the triangle is the number of records, an even number of units. Half
-        # of it is subtracted from the sums of squares.
+        # In a cube, 1/2 is subtracted from the square of each record: in total, half of the number
+        # of records. Entry 0 of the triangle is this number times a power of 4, so it is even.
         if in_cube:
             half = _limbs.halve(_limbs.Limbs(triangle.high[0], triangle.low[0]))
             triangle = _limbs.where(is_square, _limbs.subtract(triangle, half), triangle)
@@ -205,7 +207,8 @@ def averages(
     """Computes averages from a noisy triangle in floats and the scale of its noise.
 
     The triangle is the upper triangle of the sum of z z^T, and the first coordinate of every z is
-    `weight`. In a cube, the center was subtracted from squares before the release.
+    `weight`. `center` is the number that was subtracted from each square before the release: 0 if
+    records are clipped to a ball, and `CENTER` if each coordinate is clipped to [-1, 1] (a cube).
     """
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
     sums = jnp.zeros((size, size)).at[upper_triangle(size)].set(triangle)
@@ -279,7 +282,10 @@ def largest_by_angle(*, away: float, both: float, toward: float = 0.0) -> Fracti
 
 
 def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """Returns how much a record changes the triangle in the cube; see docs/proofs/learners.md."""
+    """Returns how much a record changes the value of `second_moments_query` with `in_cube`.
+
+    docs/proofs/learners.md has the proof.
+    """
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {
             "l1": 1 + d + Fraction(d * d, 2),

@@ -27,8 +27,8 @@ Totals: TypeAlias = tuple[Limbs, ...]
 # This many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 _DIGIT = 10
-# A block of rows has at most this many digits. But it may always have as many rows as the table has
-# cells.
+# The numbers in a block of rows are split into at most this many digits, all together. But a block
+# may always have as many rows as the table has cells.
 _MOST_DIGITS = 2**22
 # The largest number of cells, and the largest value that gets noise.
 LARGEST = 2**31 - 2
@@ -67,7 +67,7 @@ def totals_of(addends: Sequence[Addend]) -> Totals:
 
 @jax.jit
 def added(first: Totals, second: Totals) -> Totals:
-    """Adds the totals of two disjoint parts of the records, exactly below 2^63."""
+    """Adds the totals of two disjoint parts of the records. Sums below 2^63 are exact."""
     return tuple(map(_limbs.add, first, second))
 
 
@@ -210,8 +210,8 @@ class OfParts:
     """A query that accepts `Parts` and `Summed` instead of records.
 
     Formal guarantees:
-        Totals are integers that add up to the same bits in any order. So the value on parts has the
-        bits of the value on all records at once, and its sensitivity.
+        Totals are integers that add up to the same bits in any order. So the value on parts is bit
+        for bit the value on all records at once, and both have the same sensitivity.
     """
 
     relations = tuple(NeighboringRelation)

@@ -198,7 +198,8 @@ def checked_truncation(
         check_name("order", order)
     if groups is not None and (not isinstance(groups, Mapping) or not groups):
         raise TypeError(
-            'groups must give columns and in how many groups a person counts, as {"ward": 3}, got'
+            "groups must map columns to the number of groups in which a person counts, as "
+            '{"ward": 3}, got'
             f" {_checks.shown(groups)}"
         )
     most = {

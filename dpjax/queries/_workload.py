@@ -242,7 +242,7 @@ def _summed_at_once(
     strides = dict(zip(sizes, map(int, upward[::-1]), strict=True))
 
     def places(names: Iterable[str]) -> np.ndarray:
-        """Returns the flat indices of all combinations of `names`, where other attributes are 0."""
+        """Returns the flat indices of all cells in which the attributes not in `names` are 0."""
         axes = (strides[name] * np.arange(sizes[name], dtype=np.int32) for name in names)
         return functools.reduce(np.add.outer, axes, np.zeros((), np.int32)).ravel()
 

@@ -44,7 +44,7 @@ _IN_UNITS_OF_COLUMN = ("mean", "quantiles", "bounds")
 
 
 class AskedTable:
-    """A table and the ledger that pays for its statistics, which subclasses define."""
+    """A table with the ledger that pays for its statistics. Subclasses define the statistics."""
 
     most_rows: int
     relation: NeighboringRelation

@@ -64,7 +64,11 @@ class Box:
 
     @property
     def size(self) -> np.ndarray:
-        """Returns half the length of each edge, or, in a ball, the half-axes of its ellipsoid."""
+        """Returns half the length of each edge.
+
+        If `in_ball`, it returns the half-axes of the ellipsoid that is scaled to the unit ball: its
+        surface contains the corners of the box.
+        """
         stretch = math.sqrt(len(self.columns)) if self.in_ball else 1.0
         return (self.upper / 2 - self.lower / 2) * stretch
 

@@ -138,7 +138,7 @@ def cells_of(
     count = _checks.integer(f"buckets of column {name!r}", chosen, least=1, most=2**16)
     if not math.isfinite(high - low):
         raise ValueError(
-            f"bounds of column {name!r} must be less than the largest float apart, got"
+            f"bounds of column {name!r} must differ by less than the largest float, got"
             f" {(low, high)}: use a narrower range, or pass the edges of buckets"
         )
     edges = [low + (high - low) * (j / count) for j in range(count)] + [high]

@@ -251,10 +251,10 @@ class CountsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The keys that occur in enough rows of a column without a public list of keys.
+        """The keys that occur in enough rows of a column. A public list of keys is not needed.
 
-        In a table with `person`, the keys that enough people have, as `PrivateTable` says of
-        `groups`.
+        In a table with `person`, these are the keys that enough people have. The argument `groups`
+        of `PrivateTable`, or else `rows`, limits how many keys of a person count.
 
         Args:
             column: the name of a column of texts or integers.
@@ -287,10 +287,10 @@ class CountsOfTable(AskedTable):
     ) -> Release:
         """A range of a column that contains nearly all of its numbers, between powers of two.
 
-        Numbers are counted between powers of two and their negatives, with noise. The range goes
-        from the first to the last bucket whose noisy count is large enough. A bucket of much larger
-        numbers than the fullest bucket needs a larger count, because the range would become so much
-        wider.
+        The numbers are counted with noise, in buckets between powers of two and their negatives.
+        The range goes from the first to the last bucket whose noisy count is large enough. If the
+        numbers in a bucket are much larger than those in the fullest bucket, its count must be
+        larger, because the bucket would make the range much wider.
 
         Args:
             column: the name of a column of numbers.
@@ -402,11 +402,12 @@ def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
 
 
 def _needed(fullest: int, mechanism: AdditiveMechanism, sure: float) -> np.ndarray:
-    """Returns, for each bucket, the least noisy count with which it is in the range."""
+    """Returns, for each bucket, the smallest noisy count at which the bucket is in the range."""
     octaves = _OCTAVES - _OCTAVES[fullest]
     scale = float(mechanism.effective_scale(like=np.int32(0)))
     larger = scale * (_NEEDED + _LARGER * octaves)
-    # A bucket of smaller numbers hardly widens the range, so no more than `sure` is needed.
+    # A bucket of smaller numbers hardly widens the range. So a noisy count of `sure`, which empty
+    # buckets rarely exceed, is always enough for this bucket.
     smaller = np.minimum(scale * (_NEEDED - _SMALLER * octaves), sure)
     # Counts are integers, and a bucket whose count is 0 or less is not in the range.
     return np.maximum(np.where(octaves > 0, larger, smaller), 1)

@@ -49,7 +49,7 @@ class DistinctCount(KnownSensitivity):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], people: Contribution | None) -> Self:
-        """Returns the query for rows, or for people if it is given how many entries count."""
+        """Returns the query for people if `people` is given, and else for rows."""
         return cls(shape) if people is None else cls(shape, people, **people.about)
 
     def __call__(self, database: Database) -> jax.Array:

@@ -97,8 +97,8 @@ def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.nd
     rows = len(entries) if column.is_text else len(column.entries)
     counts = (known & present & (cells.codes >= 0))[:rows].tolist()
     every = zip(counts, cells.codes.tolist(), shown, strict=False)
-    # If all rows count, NumPy would choose an array of texts, which loses NUL characters at their
-    # ends: one row that does not count would change the texts of other rows.
+    # If no entry were None, NumPy would choose a dtype of texts, which drops NUL characters at the
+    # end of a text. Then one row that is None would change the texts of other rows.
     found = np.empty(len(counts), object)
     found[:] = [f"{code} {entry}" if yes else None for yes, code, entry in every]
     return found
@@ -120,7 +120,7 @@ def keys_in_groups(
 
 
 def keys_of(name: str, given: Any, frame: Frame) -> tuple[int, ...] | tuple[str, ...]:
-    """Returns the public keys of a column, also from a release. Dates become integers."""
+    """Returns the public keys of a column, given as a list or a release. Dates become integers."""
     keys = given.value if isinstance(given, Release) else given
     if frame.kind_of(name) or (isinstance(keys, (list, tuple)) and any(map(is_moment, keys))):
         keys = [_whole_key(name, frame.number(name, key)) for key in keys]

@@ -24,7 +24,8 @@ ROWS = 2**18
 class _Batch(Frame):
     """One batch, which refuses columns of another kind than in the first batch.
 
-    A reader that infers dtypes may read one row of a batch as another kind, and with it all others.
+    Because of one row, a reader that infers dtypes may choose another dtype for the whole column of
+    a batch. Then this row would change all other rows of the batch.
     """
 
     def __init__(self, columns: Table, most_rows: int, kinds: Mapping[str, str]) -> None:
@@ -70,9 +71,10 @@ class LargeFrame(Frame):
         """Refuses partitions, because no process reads their rows in the order of the table."""
         if self.batches.on_partitions is not None:
             raise ValueError(
-                "frame must have batches in a fixed order if person= is given, got partitions, "
-                "and the rows of a person may be in several partitions: pass a function that "
-                "returns the batches, such as lambda: (frame.get_partition(i).compute() for i "
+                "frame must have batches in a fixed order if person= is given, got partitions. "
+                "Partitions are read in any order, and the rows of a person may be in several of "
+                "them. Pass a function that returns the batches, such as "
+                "lambda: (frame.get_partition(i).compute() for i "
                 "in range(frame.npartitions)) for Dask, or lambda: "
                 "dataset.iter_batches(batch_format='pyarrow') for Ray"
             )

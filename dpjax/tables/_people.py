@@ -44,13 +44,13 @@ class People:
         return str(self.truncation.person)
 
     def rows(self, question: Question, frame: Frame) -> Question:
-        """Restricts a question to the rows of each person that count."""
+        """Restricts a question to as many rows of each person as the limits allow."""
         here, sizes = self._here(question)
         kept, _ = here.kept(*self._inside(here, question, frame))
         return _restricted(question, kept, contribution(here, sizes))
 
     def sums(self, question: Question, frame: Frame, column: Column) -> Question:
-        """Restricts a question to one row for each person and cell, with the sum of their rows."""
+        """Merges the rows of each person in each cell into one row, with the sum of `column`."""
         column.numbers()  # Refuses texts.
         here, sizes = self._here(question)
         records, inside = self._inside(here, question, frame)
@@ -68,8 +68,8 @@ class People:
     def once(self, question: Question, frame: Frame, column: Column) -> Question:
         """Restricts a question to rows of each person with different entries in a column.
 
-        The limit on the groups of this column is the number of entries that count, if it is given,
-        instead of the number of rows. An id is a single entry of its person.
+        If the number of groups of this column is limited, the limit is the number of entries of a
+        person that count. Otherwise it is the limit on rows. In the column of ids, it is 1.
         """
         here, sizes = self._here(question)
         most = {self.person: 1, **dict(self.truncation.groups)}
@@ -153,8 +153,8 @@ def people_to_sum(
         )
     if missing != "drop":
         raise ValueError(
-            f'{wanted} needs a table with missing="drop", got missing={missing!r}: bounds are for '
-            "sums, so they have no lower end for a single row"
+            f'{wanted} needs a table with missing="drop", got missing={missing!r}: the bounds are '
+            "those of sums, so their lower end cannot replace a missing number in a row"
         )
     if (kind := frame.kind_of(column)) in ("dates", "times"):
         raise TypeError(f"{wanted} adds up numbers, but column {column!r} has {kind}: leave it out")

@@ -70,7 +70,7 @@ class Cost:
     relation: NeighboringRelation
 
     def price(self) -> Price:
-        """Returns epsilon and delta of a statistic whose cost is not given by an error."""
+        """Returns the epsilon and the delta of the release, if an error is not given."""
         assert self.epsilon is not None
         return self._at(self.epsilon)
 
@@ -102,7 +102,10 @@ class Cost:
         return dataclasses.replace(found, delta=part), dataclasses.replace(rest, delta=left)
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
-        """Returns the mechanism with the least noise for the epsilon, or epsilon for the error."""
+        """Returns the mechanism with the least noise at the given epsilon.
+
+        If an error is given instead, epsilon is the smallest one that reaches this error.
+        """
         if self.error is None:
             return self._smaller(query, self.price())
         error = _checks.positive("error", self.error)
@@ -208,7 +211,8 @@ class Question:
         statistic: the name with columns, such as "mean of price".
         name: `statistic` with a fingerprint of all arguments, for a ledger.
         cells: the groups.
-        present: which slots contain a row that counts; whether a row counts depends on it alone.
+        present: which slots contain a row that counts. Whether a row counts depends only on this
+            row or, if it belongs to a person, only on the rows of this person.
         relation: which tables are neighbors.
         again: asks the same question of another `PrivateTable`.
         people: how many rows of a person count; None if neighbors differ in one row.

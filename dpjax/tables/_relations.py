@@ -328,8 +328,8 @@ LINE = "line of a table"
 
 
 def facts_of_line(x: Box, y: Box, regularization: float) -> dict[str, Any]:
-    """Returns the public facts about a regression line, from which it is computed."""
-    # In a ball, the columns are divided by the root of their number.
+    """Returns the public facts that the computation of a regression line needs."""
+    # If rows are scaled to a ball, the columns are divided by the root of their number.
     penalty = regularization / len(x.columns) if x.in_ball else regularization
     radii = {"x_radius": 1.0, "y_radius": 1.0, "regularization": penalty}
     return {**radii, "statistic": LINE, "simulated": True, "x": x.facts, "y": y.facts}

@@ -82,8 +82,8 @@ class _Moment(_Entry):
 class _Whole(_Entry):
     """A 64-bit integer in a row, which may be missing or unsigned.
 
-    As a float, in which a missing number is NaN, it would be rounded beyond 2^53. So comparisons
-    with integers use the integer itself.
+    A float would represent a missing number as NaN, but would round integers beyond 2^53. So
+    comparisons with integers use the integer itself.
     """
 
     _COMPARISONS = frozenset(

@@ -406,7 +406,7 @@ def test_what_is_wrong_is_refused_by_name():
     refused("bounds must have a whole number between them", buckets={"k": [0.2, 0.8]}, bounds=None)
     refused("buckets of column 'x' must be at least 2 increasing", buckets={"x": [3, 1]})
     refused("finite edges", buckets={"x": [0, np.inf]})
-    refused("less than the largest float apart", bounds={"x": (-1e308, 1e308)}, buckets=4)
+    refused("must differ by less than the largest float", bounds={"x": (-1e308, 1e308)}, buckets=4)
     table = dpjax.PrivateTable({"x": np.zeros(3)}, most_rows=3)
     for columns in ([], "x", ["x", "x"]):
         with pytest.raises(ValueError, match="columns must be distinct names, at least one"):

@@ -221,7 +221,7 @@ def test_a_quantile_alone_and_a_private_n_have_no_interval():
     mechanism = queries.select_each(one.sensitivity(), 1.0, count=1)
     # Scores count half ranks and move by 2: the scale is 4, and 4 log(121 / .05) = 31.1.
     within = 31 / 2 / len(AGES)
-    text = f"at 0.95, its probability is within {within:.3g} .* Release two more quantiles at once"
+    text = f"at confidence 0.95, .* within {within:.3g} of .* Release two more quantiles at once"
     with pytest.raises(ValueError, match=text):
         privatized(one, mechanism, AGES)(KEYS[0]).interval()
     mechanism = queries.select_each(SCORES.sensitivity(relation=ADDED), 1.0, count=5)

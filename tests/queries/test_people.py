@@ -300,7 +300,10 @@ REFUSED = {
     "no rows": (lambda: PEOPLE(COUNT, rows=0), "rows must be an integer of at least 1"),
     "no column": (lambda: queries.by_person(COUNT, person=len, rows=1), "person must be the name"),
     "groups": (lambda: PEOPLE(COUNT, rows=1, groups={"ward": 0}), r"groups\['ward'\] must be an"),
-    "a list": (lambda: PEOPLE(COUNT, rows=1, groups=["ward"]), "groups must give columns and in"),
+    "a list": (
+        lambda: PEOPLE(COUNT, rows=1, groups=["ward"]),
+        "groups must map columns to the number",
+    ),
     "people": (
         lambda: PEOPLE(COUNT, rows=1, groups={"id": 1}),
         "must not name the column of",
