@@ -87,7 +87,7 @@ class PaddedWalk(Walk):
     def sharpened(
         self, scope: Any, equation: Any, operands: Any, outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """Returns `outputs` unchanged: cells and lemmas do not say what depends on the slots."""
+        """Does not sharpen `outputs`: cells and lemmas do not say what depends on the slots."""
         return outputs
 
     def outputs(
@@ -118,13 +118,13 @@ class PaddedWalk(Walk):
             applied = Applied(equation.params, operands, value)
             slots = placed(operation.slots, applied)
             tighter = operation.tighter(applied) if operation.tighter else value
-            # If a permutation of the records changes no bit of the operands, it changes no bit of
-            # the result. It also changes no bit of integers with `apart` 0, because these are
-            # computed exactly.
+            # A permutation of the records changes no bit of the result in two cases: it changes no
+            # bit of the operands, or the result consists of integers that are computed exactly
+            # (`apart` is 0).
             exact = value.dtype.kind in "iub" and value.apart == 0
             fixed = slots.axis is None and (exact or all(x.fixed for x in operands))
-            # A sort of one array undoes a permutation of its entries. If `apart` is 0, the
-            # permutation does not round the entries differently.
+            # A sort of one array undoes a permutation of its entries. If `apart` is 0, the permuted
+            # entries are rounded in the same way as before.
             alone = equation.primitive.name == "sort" and len(operands) == 1
             fixed |= alone and slots.axis is None and not operands[0].value.apart
             made.append(_within_rows(Tracked(tighter, row, slots, fixed)))
@@ -181,8 +181,8 @@ class PaddedWalk(Walk):
 def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
     """Rounds a bound on a norm down to the nearest norm that a vector of integers can have.
 
-    This is exact, because `bound` was only rounded up. If some outputs are not integers, `bound` is
-    returned unchanged.
+    The result is still a bound, because the norm of the outputs is one of these norms. If some
+    outputs are not integers, `bound` is returned unchanged.
     """
     if not all(x.value.whole for x in outputs) or bound > 2.0**20:
         return bound

@@ -380,7 +380,10 @@ class _Farthest:
 
 
 class Split(NamedTuple):
-    """An array computed for each record alone, the distance of its rows, and facts for the walk."""
+    """An array computed for each record alone, how far apart its rows are, and tighter bounds.
+
+    The tighter bounds are for the proof of the whole program.
+    """
 
     part: Part
     diameter: Diameter
@@ -420,7 +423,10 @@ def split(
 def enclosures(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Abstract], public: RecordBounds
 ) -> list[tuple[Part, Enclosure]]:
-    """Returns the arrays that can be bounded over boxes of a record, each with its `Enclosure`."""
+    """Returns the parts of a program that can be bounded over any box of possible records.
+
+    The `Enclosure` of a part computes these bounds.
+    """
     walk = RecordWalk()
     rows = [Tracked(x, x, Slots(0)) for x in inputs]
     if isinstance(public, PaddedRecordBounds):
@@ -455,7 +461,7 @@ def coordinates_of(inputs: Sequence[Abstract], public: RecordBounds) -> Coordina
 
 
 def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array]:
-    """Returns the row of an empty slot, as the equal endpoints of a box of width 0."""
+    """Returns the row of an empty slot twice: as the lower and the upper endpoint of a box."""
     assert isinstance(public, PaddedRecordBounds)
     numbers = zip((*public.empty_row[:-1], 0.0), coordinates.shapes, strict=True)
     row = np.concatenate([np.full(math.prod(shape), number) for number, shape in numbers])[None]

@@ -93,7 +93,7 @@ class Cells:
         return np.where(np.asarray(d) > 0, found, 0.0)
 
     def over(self, x: Abstract) -> Abstract:
-        """Tightens the bounds on the range and change of `x` by those from these intervals."""
+        """Tightens the bounds on the range and change of `x` by what these intervals imply."""
         base = self.base.value
         same = base.axis == x.axis and len(base.shape) == len(x.shape)
         ends = float(self.low.min()), float(self.high.max())
@@ -124,7 +124,8 @@ Held = Mapping[Base, Cells]
 def separated(x: Abstract) -> Held:
     """Cuts the range of an array into cells. Returns no cells if the range cannot be cut.
 
-    Two uses of an entry may differ by `x.apart`, so each cell is widened by this number.
+    If a compiler computes an entry twice, the two numbers may differ by `x.apart`. So each cell is
+    widened by `x.apart`.
     """
     low, high = float(x.low.min()), float(x.high.max())
     if x.is_public or x.nan or x.pending.coarse or not x.is_finite or low >= high:
@@ -253,8 +254,8 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     An entry of the result may change wherever an entry of an operand changes.
     """
     xs = aligned(*operands)
-    # If all cells of some base are known, only such bases are used: the known cells of another base
-    # may not cover its whole range.
+    # `held` has intervals on the cells of one or several base arrays. If some base has intervals on
+    # all of its cells, the other bases are ignored, because they cover only a part of the results.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)
@@ -283,8 +284,8 @@ def transfer(
     start, places, updates = operands
     added = name in ("scatter-add", "scatter_add")
     known = start.is_known and updates.is_known and len(updates.shape) == 1
-    # Each record has one place, and adds 1 there. A place that is set to a number that exceeds the
-    # start by 1 counts whether there is a record, so these numbers and starts must be equal.
+    # Each record must have one place. `scatter-add` must add 1 there. `scatter` must set a number
+    # that is 1 more than every entry of `start`, which says whether a record has this place.
     known = known and places.shape == (*updates.shape, len(found.shape))
     by = updates.low if added else np.subtract.outer(updates.low, start.low)
     if name not in ("scatter", "scatter-add", "scatter_add") or not known or (by != 1).any():

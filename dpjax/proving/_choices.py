@@ -73,8 +73,8 @@ def compare(
             "proofs do not support comparisons by total order of numbers that may be NaN. Compare "
             "with < or == instead"
         )
-    # An entry that is NaN makes == and < false, and != true. So if NaN is possible, the opposite
-    # answer is not certain.
+    # With NaN, == and < are false, and != is true. So if NaN is possible, == and < are never
+    # certainly true, and != is never certainly false.
     if nan:
         true, false = (true & unequal, false & (not unequal))
     l1 = l2 = row = math.inf
@@ -108,13 +108,14 @@ def everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
 
 
 def one_true(a: Abstract, b: Abstract) -> int:
-    """Returns how many answers in a row of a == b may be true, if it is one-hot; otherwise 0.
+    """Returns how many entries of each row of a == b may be true; 0 if a == b is not one-hot.
 
-    The answers along an axis are one-hot if one array has distinct constants along this axis, and
-    the other array does not vary along it. Then at most one of these answers is true.
+    a == b is one-hot along an axis if one array has distinct constants along this axis, and the
+    other array does not vary along it. Then at most one entry along this axis is true.
     """
     for x, levels in ((a, b), (b, a)):
-        # If x is `coarse`, two uses of x may be rounded to two levels, so two answers may be true.
+        # If x is `coarse`, a compiler may round one number differently for each comparison, so that
+        # it equals two of the constants.
         if x.pending.coarse or not levels.is_known or not np.isfinite(levels.low).all():
             continue
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]

@@ -134,8 +134,8 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
     A compiler may rewrite (x + c) + d as x + (c + d). The rounding error of c + d is the same for
     f(D) and f(D'), so it widens only the range. If the first operand is a sum, a compiler may also
-    start this sum at the second operand. Then all additions of the sum round numbers as large as
-    the second operand.
+    use the second operand as the initial value of this sum. Then all additions of the sum round
+    numbers as large as the second operand.
     """
     a, b = aligned(first, second)
     dtype = a.dtype
@@ -159,7 +159,7 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
 
 def vanishing(x: Abstract, bits: float) -> Abstract:
-    """Adds to a product x the error of a factor that a device flushes to 0.
+    """Widens the bounds on a product x, because a device may flush a factor to 0.
 
     The device may flush a tiny factor before it multiplies it by the other factors, whose product
     is at most 2^bits.
@@ -325,7 +325,7 @@ def _of_whole_numbers(
 
 
 def capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
-    """Tightens the bound on the change of each entry by a function of the operands' changes."""
+    """Tightens bounds on how entries change; `bound` is a function of the operands' changes."""
     second = changing_with(operands, found.low, found.high, bound, dtype=found.dtype)
     return meet(found, changed=second.changed.moves, others=second.others.moves)
 

@@ -115,7 +115,7 @@ def stays_inexact(equation: Equation, *, refused: bool, seen: bool) -> bool:
 
 
 def is_entered(equation: Equation) -> bool:
-    """Whether exact sums replace sums in the inner program of an operation."""
+    """Whether an operation has an inner program in which exact sums can replace float sums."""
     return called(equation) is not None or equation.primitive.name == "scan"
 
 

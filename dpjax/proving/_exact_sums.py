@@ -39,7 +39,7 @@ from dpjax.proving._windows import pooled_sum
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 _FLOAT64 = np.dtype(np.float64)
-# Before a term is rounded, it is multiplied by a power of 2, up to 2 to this exponent.
+# If terms are at most 2^exponent, the step of the grid is at least 2^(exponent - _MOST_BITS).
 _MOST_BITS = 52
 # A sum is computed in up to this many parts, which threads may share.
 _PARTS = 32
@@ -100,7 +100,7 @@ class ExactSums(Named):
         raise NotImplementedError
 
     def of_floats(self, x: Abstract, sums_of: "SumsOf") -> Abstract:
-        """Returns the abstract value of the same sums, with the rounding errors from `sums_of`."""
+        """Returns the value by the rule of float sums, but with rounding errors from `sums_of`."""
         raise NotImplementedError
 
     def check(self, x: Abstract) -> None:
@@ -238,7 +238,7 @@ def most_off(x: Abstract, count: int, exponent: int) -> float:
     """
     if not float(x.magnitude.max()) <= 2.0**exponent:
         raise RefusalError("the terms of an exact sum must be finite numbers within its range")
-    # Terms are divided by the step. A compiler may combine this power of 2 with public factors.
+    # Terms are divided by the step, a power of 2. A compiler may combine it with public factors.
     if x.pending.bits + abs(exponent) + _MOST_BITS > rounding.most_bits(x.dtype):
         raise RefusalError(
             "the product of the public factors in an exact sum may overflow. Rescale the records"
@@ -327,7 +327,7 @@ def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | 
 
     Args:
         largest: the largest magnitude of a term.
-        least: the largest magnitude of a term in the column with the smallest terms.
+        least: the smallest, over all columns, of the largest magnitude in a column.
         count: the number of terms.
         *xs: the arrays that contain the terms or their factors.
     """

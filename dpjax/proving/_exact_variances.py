@@ -77,7 +77,7 @@ class ExactVariance(Named):
 
 
 def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVariance | None:
-    """Returns the exact variance that replaces a variance; None if floats are as accurate."""
+    """Returns how to compute a variance of x exactly; None if it stays a variance of floats."""
     if not (worth_it(x.n, x.dtype) and 1 <= divisor <= x.n) or (matrix and len(x.shape) != 2):
         return None
     center = float((x.low.min() + x.high.max()) / 2)
@@ -105,7 +105,9 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
     if not by_record or x.pending.coarse or (len(x.shape) > 2 and kind.matrix):
         raise RefusalError("an exact variance must be a variance over the records")
     if not (_largest(x, kind.center) <= top and 1 <= divisor <= n and abs(kind.exponent) <= _MOST):
-        raise RefusalError("the numbers of an exact variance must be within its range")
+        raise RefusalError(
+            "the numbers of an exact variance must be within the range that it was made for"
+        )
     if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(_FLOAT64):
         raise RefusalError(
             "the product of the public factors in a variance may overflow. Rescale the records"

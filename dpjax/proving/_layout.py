@@ -233,8 +233,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
-        # One row is stored for all records in two cases: the arrays bound the change of any row
-        # (`record`), or each of them has one bound for all rows.
+        # One row of bounds is stored for all records if the arrays bound the change of any row
+        # (`record`), or if each array has only one row of bounds.
         rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:

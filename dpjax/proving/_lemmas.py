@@ -305,7 +305,8 @@ def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstra
 def _error(x: Abstract, count: int) -> float:
     """Bounds the relative error of the exponentials of x, and of the sum of `count` of them.
 
-    The operands and their maximum may come from two uses of x, so `apart` is added.
+    A compiler may compute x twice, for the operands of exp and for their maximum. So `apart` is
+    added.
     """
     width = float(x.high.max() - x.low.min())
     units = 2 * rounding.elementary(x.dtype) + 40 * width + 64
@@ -402,7 +403,10 @@ def _probabilities(x: Abstract, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_sum(end: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """Returns log sum exp over axes; an axis of length 1 represents its full length."""
+    """Returns log sum exp over axes of an array of shape `shape`, whose entries are in `end`.
+
+    If an axis has length 1 in `end`, its entry is repeated along this axis of the array.
+    """
     copies = math.prod(shape[k] // end.shape[k] for k in axes)
     top = end.max(axes, keepdims=True)
     total = np.exp(end - top).sum(axes, keepdims=True) * copies
@@ -444,7 +448,11 @@ def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
 
 
 def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
-    """Returns the second bound of `logsumexp`, as log1p(expm1(log A - log a) / n)."""
+    """Returns the bound log(1 + (A - a) / (n a)) of `logsumexp`, for a sum over the records.
+
+    A and a are the largest and smallest sums of exp(x) for one record. The bound is computed as
+    log1p(expm1(log A - log a) / n).
+    """
     assert x.axis is not None
     short = tuple(1 if k == x.axis else s for k, s in enumerate(x.shape))
     least = _log_sum(-over(-x.low, x.axis), short, axes)

@@ -45,7 +45,7 @@ from dpjax.proving._value import (
 # The largest number of operations in an unrolled loop, which limits the time of the walk.
 _MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-_TRIED = 2  # After this step of a loop, the walk may try the last one.
+_TRIED = 2  # After the step of this index, the walk may test the last step (`_unrolled`).
 _MOST_SUMS = 2**22  # The largest number of partial sums, which limits the time of the walk.
 # The number of rounds of the search for an invariant, and then for a smaller one.
 _ROUNDS, _NARROWED = 40, 4
@@ -53,7 +53,7 @@ _ROUNDS, _NARROWED = 40, 4
 Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
 # A step of a loop, as a function from carry to carry.
 Step = Callable[[Sequence[Abstract]], list[Abstract]]
-# The bounds in an abstract value, with signs such that larger numbers mean a larger set.
+# The bounds in an abstract value, with signs such that larger numbers are weaker bounds.
 Numbers = list[np.ndarray]
 
 
@@ -120,9 +120,9 @@ def _unrolled(
 ) -> list[Abstract]:
     """Returns the results of a loop, by a walk of its body for each step.
 
-    In many loops, the public factors of each step multiply those of the steps before it, until the
-    walk refuses their product. If the product grows by the same factor in two steps, and no step
-    depends on its number, the walk tries the last step, to refuse such a loop at once.
+    In many loops, each step multiplies by public factors, until the walk refuses the product of
+    all factors. To refuse such a loop early, the walk tests the last step ahead of the others. It
+    does so if the product grows by the same factor in two steps, and no step depends on its index.
     """
     body, consts = parts(parameters["jaxpr"])
     length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
@@ -153,7 +153,10 @@ def _unrolled(
 def _before_the_last(
     carry: Sequence[Abstract], grown: Sequence[float], steps: int
 ) -> list[Abstract]:
-    """Returns the carry after some more steps, as far as it matters for the product of factors."""
+    """Returns the carry after `steps` more steps, each of which adds `grown` to `pending.bits`.
+
+    Only `bits`, which bounds the product of public factors, is updated.
+    """
     return [
         dataclasses.replace(x, pending=x.pending.having(bits=x.pending.bits + steps * bits))
         for x, bits in zip(carry, grown, strict=True)
@@ -195,7 +198,7 @@ def _by_record(
 
 
 def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
-    """Returns the row that a step reads: the changed record's if `changed`, else another one."""
+    """Returns the row that a step reads: that of the changed record, or of another record."""
     if x.axis == 0:
         d = x.changed if changed else x.others
         x = dataclasses.replace(x, changed=d, others=d)
@@ -223,7 +226,8 @@ def _any_of(xs: Sequence[Abstract]) -> Abstract:
 def _stacked(pairs: Sequence[tuple[Abstract, Abstract]]) -> Abstract:
     """Returns the stacked results of all steps.
 
-    Each pair has the result of a step if it reads the changed record, and the result otherwise.
+    Each pair contains two results of one step: for the case that the step reads the changed record,
+    and for the case that it does not.
     """
     one, other = (_any_of([as_dense(x) for x in xs]) for xs in zip(*pairs, strict=True))
     low = np.stack([np.broadcast_to(np.minimum(a.low, b.low), a.shape) for a, b in pairs])
@@ -350,7 +354,7 @@ class LongLoop:
         return total if zero and not terms.pending.starts else _sum(self.start[k], total)
 
     def _sums(self, k: int, terms: Abstract) -> Abstract:
-        """Returns the partial sums of a carry that is a sum: its value after each step."""
+        """Returns the values after each step of a carry that adds up terms."""
         if math.prod(terms.shape) > _MOST_SUMS:
             raise RefusalError(
                 "the loop returns more partial sums than proofs support. Sum the terms with "
@@ -373,7 +377,10 @@ def _flags(*xs: Abstract) -> dict[str, bool]:
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:
-    """Returns a row for all steps: each reads the changed record if `changed`, else another."""
+    """Returns a value that contains the row of every step.
+
+    It may change like the row of the changed record if `changed`, and otherwise like another row.
+    """
     shape, axis = x.shape[1:], None if not x.axis else x.axis - 1
 
     def row(d: Difference) -> Difference:
@@ -391,7 +398,7 @@ def _any_step(x: Abstract, *, changed: bool) -> Abstract:
 
 
 class _Roots:
-    """Finds the counters and sums among the carries of a body, ignoring casts to the same dtype."""
+    """Finds the counters and sums among the carries of a body, ignoring casts that do nothing."""
 
     def __init__(self, body: jex.Jaxpr, fixed: int, carries: int) -> None:
         self.body, self.fixed = body, fixed
@@ -410,7 +417,7 @@ class _Roots:
         self.used = Counter(x for x in map(self.of, uses) if isinstance(x, jex.Var))
 
     def of(self, atom: Atom) -> Atom:
-        """Returns the variable before casts to the same dtype."""
+        """Returns the variable before casts that do not change its dtype."""
         return self.root.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def same(self, j: int, k: int) -> bool:
@@ -502,7 +509,7 @@ def hull(first: Abstract, second: Abstract) -> Abstract:
 
 
 def _numbers(x: Abstract) -> Numbers:
-    """Returns the bounds in an abstract value as numbers; larger numbers mean a larger set."""
+    """Returns the bounds in an abstract value as numbers; larger numbers are weaker bounds."""
     ds = (x.changed, x.others)
     return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in d.moves)]
 

@@ -75,7 +75,10 @@ class Losses:
         )
 
     def _moved(self) -> tuple[dict[Path, float], dict[Path, list[Path]]]:
-        """Returns the largest change of each step over random neighbors, and the steps it reads."""
+        """Returns, for each step, its largest change over random neighbors, and its operands.
+
+        The operands are the steps whose results the step reads.
+        """
         keys = [step.key for step in self.steps]
         operands: dict[Path, list[Path]] = {}
 

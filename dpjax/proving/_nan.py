@@ -45,8 +45,8 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
     xs = aligned(*operands)
     if not all(x.is_finite for x in xs):
         raise RefusalError(
-            "proofs do not support a maximum or minimum of an array that may be NaN and a "
-            "constant that is not finite"
+            "proofs do not support a maximum or minimum with an infinite or NaN constant, if the "
+            "other operand may be NaN"
         )
     low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in xs)))
     high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in xs)))

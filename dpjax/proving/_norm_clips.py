@@ -46,7 +46,7 @@ class _Norm(NamedTuple):
     places: tuple[int | None, ...]
 
     def is_of(self, other: "_Norm") -> bool:
-        """Whether both norms, at each index, are multiples of the norm of the same group."""
+        """Whether both arrays, at each index, contain a multiple of the norm of the same group."""
         return self.summed == other.summed and self.places == other.places
 
 
@@ -83,7 +83,8 @@ class Search(Reader):
         root: the program that clips x.
         steps: how many operations the search has passed, which bounds the rounding error.
         x: the array that is clipped.
-        loose: whether `above` found a norm for a variable that may be large although x is 0.
+        loose: whether `above` passed a sum or a maximum. Then the variable may be large even if x
+            is 0.
     """
 
     x: Any = None
@@ -91,11 +92,11 @@ class Search(Reader):
 
     @functools.cached_property
     def centered(self) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """Returns (a, axes) if x is an array a minus its means over these axes; otherwise None."""
+        """Returns (a, axes) if x is `a` minus the means of `a` over `axes`; otherwise None."""
         return self.less_its_means((self.x, self.root))
 
     def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """Returns (a, axes) if a variable is an array a minus its means over axes; else None."""
+        """Returns (a, axes) if a variable is `a` minus the means of `a` over `axes`; else None."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
         # `_apart` bounds the rounding of a centered array, so these steps do not count.
@@ -117,14 +118,21 @@ class Search(Reader):
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
     def mean(self, at: At, whole: Atom) -> _Norm | None:
-        """Returns the sum if a variable is a sum of `whole` times a factor; otherwise None."""
+        """Returns the sum, as a `_Norm`, if a variable is a multiple of a sum of `whole`.
+
+        The result is None for other variables.
+        """
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
         return self.moved(node, lambda at: self.mean(at, whole))
 
     def computed(self, at: At) -> float | None:
-        """Returns a public number, or an exact difference or comparison of small integers."""
+        """Returns the public number that a variable equals; None if it is not known.
+
+        In addition to `number`, this computes differences and comparisons of small integers, which
+        are exact.
+        """
         if (number := self.number(at)) is not None:
             return number
         node = self.node(at)
@@ -136,7 +144,7 @@ class Search(Reader):
         return first - second if node.name == "sub" else float(first > second)
 
     def is_x(self, at: At) -> bool:
-        """Whether a variable is x, or the same centered array computed again."""
+        """Whether a variable is x, or a second computation of the same centered array."""
         found = self.node(at)
         if found.scope is self.root and found.atom is self.x:
             return True
@@ -152,7 +160,10 @@ class Search(Reader):
         return node.operands[0] if same else None
 
     def squares(self, at: At) -> tuple[bool, _Norm | None]:
-        """Returns whether a variable is a sum of squares, and the norm of x if the sum has x^2."""
+        """Returns whether a variable is a sum of squares, and the norm of x or None.
+
+        The norm is returned if the squares of x are among the terms.
+        """
         if (known := self.number(at)) is not None:
             return known >= 0 and not _is_minus_zero(known), None
         node = self.node(at)
@@ -214,7 +225,7 @@ class Search(Reader):
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: At) -> _Norm | None:
-        """Returns the norm of x with factor beta if a variable is at most beta / ||x||, or None."""
+        """Returns ||x|| with factor beta, if a variable is at most beta / ||x||; otherwise None."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -223,9 +234,8 @@ class Search(Reader):
                 if number is not None and number > 0:
                     return self.below_reciprocal(one)
         if node.name == "select_n" and (chosen := self.when_long(node)) is not None:
-            # `most.factor` bounds the norm of x in the case of a small norm. In this case the
-            # factor is the constant `number`, so the norm of the product is at most `number *
-            # most.factor`.
+            # If the norm of x is small, it is at most `most.factor`, and x is multiplied by the
+            # constant `number`. So the norm of the product is at most `number * most.factor`.
             most, short, long = chosen
             number, norm = self.number(short), self.below_reciprocal(long)
             if number is None or number <= 0 or norm is None or not norm.is_of(most):
@@ -245,9 +255,9 @@ class Search(Reader):
         """Analyzes a `select` that tests whether the norm of x exceeds a number, up to rounding.
 
         Returns:
-            The norm, whose factor is the largest norm of x for which the case of a small norm is
-            chosen; the case of a small norm; and the case of a large norm. None for other choices.
-            If `loose` is set, the case of a large norm may also be chosen if the norm is smaller.
+            (norm, short, long), or None for other choices. `short` is the case of a small norm of
+            x, and `long` that of a large norm. `norm.factor` is the largest norm for which `short`
+            is chosen. If `loose` is set, `long` may also be chosen for a smaller norm.
         """
         at, *cases = node.operands
         if len(cases) != 2:
@@ -281,11 +291,11 @@ class Search(Reader):
         return None
 
     def shortened(self, at: At) -> "tuple[_Norm, At, float | None] | None":
-        """Returns (norm, divisor, factor) if a variable is factor x / divisor; otherwise None.
+        """Returns (norm, divisor, factor) if a variable is factor * x / divisor; otherwise None.
 
-        The divisor must be at least a multiple of the norm of x. The factor inside of `norm` is a
-        bound on the norm of the variable. If the variable is x times a reciprocal of the norm, the
-        result is (norm, reciprocal, None).
+        The divisor must be at least alpha ||x|| for some alpha > 0. So the norm of the variable is
+        at most factor / alpha, which is `norm.factor`. If the variable is x times a reciprocal of
+        the norm, the result is (norm, reciprocal, None).
         """
         node = self.node(at)
         if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
@@ -337,7 +347,7 @@ def clipped(scope: Scope, equation: Equation, _: Any) -> Abstract | None:
 
 
 def _joined(scope: Scope, equation: Equation, found: Abstract) -> Abstract:
-    """Returns the value with the pending operations of an operation whose rule may refuse it."""
+    """Returns `found` with the `pending` of an operation that its own rule may have refused."""
     xs = [x for x in map(scope.value, equation.invars) if x is not None]
     name = "select_n" if called(equation) else equation.primitive.name
     pending = carried(OPERATIONS[name].merging, equation.params, xs, found)
@@ -362,8 +372,8 @@ def _clipped_by(
         return None
     search = Search(scope, x=first)
     norm = (search.above if divides else search.below_reciprocal)((second, scope))
-    # If a factor may be 0 or negative, the operation is not a clip: the search bounds the factor
-    # from one side only.
+    # The search bounds a divisor only from below, and a factor only from above. So neither may be 0
+    # or negative.
     if norm is None or by.low.min() <= 0 or not along(norm, x, by):
         return None
     slack = _apart(search, x, norm)
@@ -379,12 +389,12 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
 
 
 def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
-    """Bounds the difference of the norm of x and the norm of the array that is squared.
+    """Bounds the difference of the norm of x and the norm of the array that the program squares.
 
-    Either this array is another use of x. Or x is an array minus its means, and the program
-    computes the difference twice. In the second case, let M be the largest magnitude in the array,
-    and k the number of entries in a mean. The error of an entry of x is at most (gamma_k + 16 u) M,
-    plus the distance of two uses of the array.
+    The program may square x itself. A compiler may then compute x twice, with different roundings.
+    Or x is an array a minus the means of a, and the program computes this difference twice. In the
+    second case, let M be the largest magnitude in a, and k the number of entries in a mean. The
+    error of an entry of x is at most (gamma_k + 16 u) M, plus `apart` of a.
     """
     count = math.prod(x.shape[axis] for axis in norm.summed)
     uses = x.apart * math.sqrt(count)
@@ -498,9 +508,10 @@ def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float)
 
 
 def _errors(x: Abstract, norm: _Norm) -> tuple[int, float, float]:
-    """Returns how many squares a norm adds, and its relative error, besides that of tiny squares.
+    """Returns (count, theta, vanished): how many squares a norm of x adds, and two error bounds.
 
-    The last number bounds how much tiny squares that are flushed to 0 reduce the norm.
+    The relative error of the norm is at most theta, if no square is flushed to 0. Tiny squares that
+    are flushed to 0 reduce the norm by at most `vanished`.
     """
     count = math.prod(x.shape[k] for k in norm.summed)
     # `elementary` covers one rsqrt, and `DIVISION` covers every other operation.
@@ -553,7 +564,7 @@ def projected(scope: Scope, equation: Equation, walked: Abstract | None) -> Abst
 
     It is 1 / c times the projection of x to the ball of radius c / f. A projection to a convex set
     does not increase distances in l2. The norm has a relative error theta, tiny squares may
-    underflow, and the norm may be that of another use of x.
+    underflow, and a compiler may compute x again for the norm, with another rounding.
     """
     first, second = equation.invars
     x = scope.value(first)

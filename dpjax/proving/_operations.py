@@ -48,9 +48,9 @@ class Operation(NamedTuple):
     Attributes:
         rule: computes the abstract value of the result, or a list of several. Its arguments are the
             abstract values of the operands and, by keyword, the parameters of the primitive. If it
-            is None, the operation is refused. The rule of `scan` is part of the walk.
-        slots: under add-or-remove-one, how the result depends on the slots of the records. If it is
-            None, the operands must be public under this relation.
+            is None, the operation is refused, except `scan`, whose rule is in `_loops.py`.
+        slots: under add-or-remove-one, how the result depends on which slot contains which record.
+            If it is None, the operands must be public under this relation.
         merging: how a compiler may merge the operation with others. `ANY` allows every kind of
             merging.
         tighter: computes a tighter bound on the result, under add-or-remove-one.

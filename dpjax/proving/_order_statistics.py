@@ -97,14 +97,17 @@ def combination(
 
 
 def is_sorted(x: Abstract) -> bool:
-    """Whether an array is a sorted vector whose numbers are the same in all of its uses."""
+    """Whether an array is known to be a sorted vector, which a finite `replaced` says."""
     return math.isfinite(x.replaced) and x.axis is None and len(x.shape) == 1
 
 
 def _started(
     x: Abstract, name: str, params: Mapping[str, Any], rest: Sequence[Abstract], found: Abstract
 ) -> Combination | None:
-    """Returns entries of a sorted vector x. An entry has weight 1 at each index it may have."""
+    """Returns entries of a sorted vector x as a combination; None for other operations.
+
+    An entry has weight 1 at each index of x that it may come from.
+    """
     if math.prod(found.shape) * x.shape[0] > _MOST_WEIGHTS:
         return None
     off = float(rounding.up(x.apart + 4 * rounding.tiny(x.dtype)))

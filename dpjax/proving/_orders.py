@@ -127,8 +127,8 @@ def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
     """Returns the k largest numbers, which change like sorted numbers, and their indices.
 
     If a number changes, an index may become any other index. XLA sorts in the total order, in which
-    -0 is below 0. Two zeros, such as 0 x for two records x, may differ in their signs. So where
-    numbers may be 0, an index may always change.
+    -0 is below 0. Two zeros, such as the products 0 * x for two records x, may differ in their
+    signs. So where numbers may be 0, an index may always change.
     """
     axis = axis % len(x.shape)
     values = place(_sorted(x, axis), axis, 0, k)

@@ -50,9 +50,9 @@ class Mark(NamedTuple):
         x: the operand of the softmax.
         axis: the axis of the softmax.
         of: the exponentials of x minus its maximum; None if the marked array is these exponentials.
-        rows: if the marked array is the sum of the exponentials, or t over this sum: for each
-            entry, the index of its sum.
-        t: the numerator of t over the sum.
+        rows: for each entry of the marked array, the flat index of the sum that it contains or is
+            divided by. Only used for the sum of the exponentials, and for t over this sum.
+        t: the numerator, if the marked array is t over the sum; otherwise None.
     """
 
     x: Abstract
@@ -68,7 +68,7 @@ class Mark(NamedTuple):
 
     @property
     def is_along(self) -> bool:
-        """Whether each entry of the marked array is at the index of its sum in x."""
+        """Whether `rows` has the order of the sums in `exp(x).sum(axis, keepdims=True)`."""
         if self.rows.ndim != len(self.shape):
             return False
         sums = np.arange(math.prod(self.shape)).reshape(self.shape)
@@ -168,7 +168,7 @@ class Found(NamedTuple):
 
 
 def of_call(equation: Equation, operands: Sequence[Abstract]) -> Found | None:
-    """Returns the value of an inner program by a lemma; None if no lemma applies."""
+    """Returns what a lemma says about the result of an inner program; None if none applies."""
     name = str(equation.params.get("name"))
     if name == "searchsorted":
         places = _searched(equation, operands)
@@ -198,7 +198,7 @@ def of_call(equation: Equation, operands: Sequence[Abstract]) -> Found | None:
 
 
 def _is_call_in(function: Function, equation: Equation, *operands: Abstract, **static: Any) -> bool:
-    """Whether an inner program equals the one of the same name that a function calls."""
+    """Whether `equation` calls the inner program that `function` calls under the same name."""
     name, inner = equation.params["name"], called(equation)
     reference = equations(_traced(function, *operands, **static))
     calls = [called(e) for e in reference if e.params.get("name") == name]
@@ -237,7 +237,10 @@ def _interpolated(equation: Equation, operands: Sequence[Abstract]) -> Abstract 
 
 
 def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
-    """Returns the pending operations of a sum of squares or products, divided by n - correction."""
+    """Returns which operations of a mean of squares or products a compiler may still merge.
+
+    The mean is a sum divided by n - correction.
+    """
     load, divisor = float(found.magnitude.max()), x.n - correction
     bits = 2 * x.pending.bits + abs(math.log2(divisor)) + 1
     return Pending.of_sum(x.n, load).having(
@@ -255,7 +258,7 @@ def improved(scope: Scope, equation: Equation, walked: Abstract | None) -> Found
         equation: the operation.
         walked: the value by the operation's own rule; None if the rule refused.
     """
-    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. For 16-bit
+    # Lemmas assume that every use of an array reads the same numbers, to within `apart`. For 16-bit
     # numbers, this may be false. Lemmas do not cover NaN, either.
     operands = map(scope.value, equation.invars)
     if any(x is not None and (x.pending.coarse or x.nan) for x in operands):
@@ -309,12 +312,13 @@ def _distance(scope: Scope, atom: Atom) -> float | None:
 
 
 def _outer_products(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
-    """Returns the value of a product of two arrays that is an outer product a b^T in each row.
+    """Returns the value of a product whose row for each record is an outer product a b^T.
 
-    The rows of the two arrays are repeated along different axes.
+    Here a and b are the record's rows in two arrays, which the program repeats along different
+    axes.
 
-    The l1 and l2 norms of such a row are products of the norms of a and b. The rounding of each
-    entry is added.
+    The l1 and l2 norms of a b^T are products of the norms of a and b. The rounding of each entry is
+    added.
     """
     made = list(map(scope.definition, equation.invars))
     if any(e is None or e.primitive.name != "broadcast_in_dim" for e in made):
@@ -389,7 +393,7 @@ def _of_a_maximum(
     equation: Equation,
     _: Any,
 ) -> Abstract | None:
-    """Returns the value of softmax or a similar function, by its lemma `bound`."""
+    """Returns the value of softmax or a similar function; `bound` computes it by a lemma."""
     made = aval(equation.outvars[0])
     if (known := _argument(function, scope, equation.outvars[0])) is None:
         return None
@@ -429,7 +433,7 @@ def _pooled(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstra
 
 
 def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
-    """Returns the value of softmax(s) @ x, for both arrays with the axes that are summed."""
+    """Returns the value of softmax(s) @ x. Each argument is a variable, with its summed axes."""
     (by, summed), (of, axes) = weights, records
     x, made, rows = scope.value(of), scope.definition(by), len(aval(by).shape)
     if rows > 2 or summed != (rows - 1,) or made is None or made.primitive.name != "div":
@@ -449,7 +453,10 @@ def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
 
 
 def _is_of_pairs(scope: Scope, atom: Atom) -> bool:
-    """Whether entry (j, k) of a matrix depends only on the records j and k: a multiple of a b^T."""
+    """Whether a matrix is a b^T times known numbers, where a and b have one row for each record.
+
+    Then entry (j, k) depends only on the records j and k.
+    """
     made = scope.definition(atom)
     while made is not None and made.primitive.name in ("mul", "div", "transpose"):
         known = [isinstance(x, jex.Literal) or _is_known(scope.value(x)) for x in made.invars]
@@ -477,7 +484,10 @@ def _variance(
     functions: Sequence[Function], bound: Callable[[Abstract], Abstract | None], scope: Scope,
     equation: Equation, walked: Abstract | None,
 ) -> Found | None:  # fmt: skip
-    """Returns the value of a variance without a named function, by its lemma `bound`."""
+    """Returns the value of a variance that is written out, instead of calling `jnp.var`.
+
+    `bound` computes the value by a lemma.
+    """
     for total in () if walked is None else scope.sources(equation.outvars[0], "reduce_sum"):
         atom, squared = total.invars[0], scope.definition(total.invars[0])
         if squared is not None and squared.primitive.name in ("integer_pow", "square", "mul"):
@@ -509,8 +519,8 @@ _SQUARES: tuple[Function, ...] = (lambda x: x**2, lambda x: x * x, jnp.square)
 _CENTERED = [_centered(square, keepdims=k) for square in _SQUARES for k in (False, True)]
 _MOMENTS = [_moments(a, b) for a in _SQUARES for b in _SQUARES]
 _BY_NORM = "clip by norm"
-# Maps the last operation of a function to its lemmas. They get the program, the operation, and the
-# value by the operation's own rule. A function may be inlined anywhere in a program.
+# Lemmas about functions, by the last operation of the function. A lemma gets the program, this
+# operation, and the value that the operation's own rule computed.
 _LEMMAS: dict[
     str, list[tuple[str, Callable[[Scope, Any, Abstract | None], Abstract | Found | None]]]
 ] = {

@@ -65,7 +65,7 @@ def carried(
     if merging.kind == "power" or (merging.kind == "product" and squares):
         old = old.having(starts=frozenset((_Power(token), n) for token, n in old.starts))
     elif merging.kind == "reduction" and math.prod(found.shape) < math.prod(operands[0].shape):
-        # If the results of a power were summed, no later operation can cancel this power.
+        # Once powers are summed, no later operation, such as a root, can undo the power.
         starts = frozenset(pair for pair in old.starts if not isinstance(pair[0], _Power))
         old = old.having(starts=starts, load=old.load if starts else 0.0)
     shift, (scale, first) = _shift(merging, operands), _factors(merging, operands)
@@ -88,8 +88,8 @@ class _Power(NamedTuple):
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
     """Returns the flags of a result, which are the boolean fields of `Pending`.
 
-    A compiler keeps an operation that no other can cancel, except comparisons of booleans. Such an
-    operation hides from the compiler that its operands are padded or truncated.
+    If no other operation can undo an operation, a compiler keeps it, and no longer sees that its
+    operands are padded or truncated. But a compiler may remove a comparison of booleans.
 
     `hidden` is set if a compiler may know a result although its range does not show it: for
     integers, x - x is 0 and x == x is true, and a square is never below 0.
@@ -128,9 +128,9 @@ def _shift(merging: Merging, operands: Sequence[Abstract]) -> float:
 
 
 def _factors(merging: Merging, operands: Sequence[Abstract]) -> tuple[float, float]:
-    """Returns a bound on the public factor in a product or quotient, and an entry of the factor.
+    """Returns a bound on the public factor in a product or quotient, and the factor's first entry.
 
-    Both are 1 for other operations.
+    Both numbers are 1 for other operations.
     """
     if merging.kind not in ("product", "quotient"):
         return 1.0, 1.0
@@ -141,7 +141,10 @@ def _factors(merging: Merging, operands: Sequence[Abstract]) -> tuple[float, flo
 
 
 def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, float]:
-    """Returns the pending operations of a + b, and its error if a compiler merges it into a sum."""
+    """Returns the pending operations of a + b, and the error if it is merged with earlier sums.
+
+    A compiler may merge the addition with a sum that computed a or b.
+    """
     xs = first, second
     shift = sum(float(x.magnitude.max()) if x.is_public else x.pending.shift for x in xs)
     starts = first.pending.starts | second.pending.starts
@@ -215,7 +218,7 @@ def _size(x: Abstract) -> float:
 def _largest(x: Abstract, *, inverted: bool = False) -> float:
     """Returns a bound on a public factor, or on its inverse.
 
-    The result is 1 for private arrays, because a product with a private array cannot be canceled.
+    The result is 1 for private arrays, because a compiler cannot cancel a product with them.
     """
     sizes = x.magnitude[x.magnitude > 0]
     if not x.is_public or not sizes.size:

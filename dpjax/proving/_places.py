@@ -191,8 +191,8 @@ def check_scatter(
     )
     if not plain or not start.is_public or {places.axis, updates.axis} - {0, None}:
         raise RefusalError(
-            "proofs support a scatter only into a public array, of one number or one row of each "
-            "record at one index. Write it in this form, for example jnp.zeros(k).at[i].add(x)"
+            "proofs support a scatter only if each record puts one number or one row at one index "
+            "of a public array. Write it in this form, for example jnp.zeros(k).at[i].add(x)"
         )
     check_places(places, max(leading))
     if start.dtype != updates.dtype:
@@ -327,7 +327,7 @@ def scatter_add(
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
     # `one` bounds the rounding error of each entry, and `all_` bounds the sum of these errors over
-    # all entries: together, they add up each of the n rows and the entries of `start` once.
+    # all entries. All entries together add up each of the n rows, and each entry of `start`, once.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)
@@ -354,7 +354,7 @@ def scatter_add(
     # If sums are exact, at most two rows change. Otherwise all of them may change, because a GPU
     # may add floats in another order, so that sums of equal terms differ.
     counts = [2.0 * math.prod(size) if whole else math.inf] * 2
-    # Exact sums are the same in every use.
+    # An exact sum is the same number wherever it is used, even if a compiler computes it twice.
     apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf
     # The l1 norm of the result is at most the l1 norms of the start and of all updates together.
     total = bins * first * math.prod(size) + float((n * largest + all_).sum())

@@ -59,10 +59,11 @@ def prove_sensitivity(
     relation: NeighboringRelation | None = None,
     effort: float | None = None,
 ) -> Sensitivity:
-    """A bound on how far one record moves a target, proved from its traced program: gamma is 0.
+    """A bound on how far one record moves a target, proved from its traced program.
 
-    The proof visits the program operation by operation. For each array it computes a range that is
-    valid on all databases, and bounds on the difference between neighbors. Rounding is included.
+    The bound is valid for all neighboring databases, so gamma is 0. The proof visits the program
+    operation by operation. For each array it computes a range that is valid on all databases, and
+    bounds on the difference between neighbors. Rounding is included.
     Float sums of many records are computed as sums of integers: the bound is about the program
     that `privatize` compiles, whose value differs from the target's by rounding.
 
@@ -267,7 +268,7 @@ def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBo
 
 
 def _known(specs: Database) -> Database:
-    """Returns the shapes and dtypes of records, all of which proofs support."""
+    """Returns shapes and dtypes of records, after a check that proofs support these dtypes."""
     for leaf in jax.tree.leaves(specs):
         if np.dtype(leaf.dtype) not in rounding.USUAL:
             raise NoProofError(_no_records_of(leaf.dtype))

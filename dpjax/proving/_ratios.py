@@ -142,9 +142,10 @@ class _Ratios(Reader):
         return all(self.same(x, y, depth - 1) for x, y in pairs)
 
     def by_record(self, at: At) -> At:
-        """Returns the vector if an array repeats a vector of a number per record; else the array.
+        """Returns the vector, if an array repeats a vector that has one number for each record.
 
-        The entries of the array at the index of a record are all copies of its number.
+        Then all entries in the row of a record are copies of the record's number. Other arrays are
+        returned unchanged.
         """
         start = at
         while True:
@@ -236,8 +237,8 @@ class _Ratios(Reader):
     def factor_of_sum(self, a: tuple[At, ...], bs: Sequence[At]) -> _Interval | None:
         """Returns an interval of numbers m with a = m (b_1 + b_2 + ...), for b_k >= 0.
 
-        If a = m_k b_k with 0 <= m_k <= h_k for some k, the sum of a / h_k over these k is at most
-        the sum of b_k.
+        Let 0 <= a <= h_k b_k for all k in a set K. Adding up a / h_k <= b_k over K shows that a
+        times the sum of 1 / h_k over K is at most b_1 + b_2 + ...
         """
         found = [self.factor(a, b) for b in bs]
         known = [x for x in found if x is not None]
@@ -299,10 +300,10 @@ class _Quotient(NamedTuple):
         low: a lower bound on all m_i, which broadcasts to the quotient.
         high: an upper bound on all m_i.
         terms: the arrays of the a_i and of the b_i.
-        weights: the arrays whose sum is the array of the b_i.
+        weights: one or several arrays that add up to the array of the b_i.
         moving: the number of terms that one record changes.
-        spread: "all" if all entries may change, "places" if at most two do, "shares" if all entries
-            add up to at most 1.
+        spread: "all" if all entries of A / C may change; "places" if at most two entries may
+            change; "shares" if the entries add up to at most 1 (*Shares*, above).
     """
 
     low: np.ndarray
@@ -314,7 +315,10 @@ class _Quotient(NamedTuple):
 
 
 def _quotient(reader: _Ratios, top: At, divisor: _Divisor, shape: tuple[int, ...]) -> Any:
-    """Returns facts about A / C if A and B are sums over the same records; otherwise None."""
+    """Returns facts about A / C if A and B are sums over the same records; otherwise None.
+
+    `top` is A. `divisor` is C, which is the sum B or a maximum of B and a number.
+    """
     a, b = reader.sum(top), reader.sum(divisor.sum)
     if b is None or len(b.terms) != 1:
         return None
@@ -379,7 +383,8 @@ def _of_rows(
         first = 0 if k == 0 else theirs
         if len(w.shape) > 2 or not reader.same(reader.plain(at), reader.plain(b.terms[0])):
             continue
-        # The sums of w vary along the axes of the quotient that come from w.
+        # The divisor must vary along those axes of the quotient that index the columns of w, and
+        # along no other axis.
         columns = tuple(range(first, first + mine))
         if divisor.places != columns or aval(divisor.sum[0]).shape != shape[first : first + mine]:
             continue
@@ -428,7 +433,7 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     size = float(max(high.max(), -low.min()))
     error = rounding.of_quotient(gamma, dtype) * size
     error += 64 * rounding.tiny(dtype) * (n + 1) * (1 + size) / least
-    # The b_i occur in both sums, and two uses of b_i may be rounded differently.
+    # The b_i occur in both sums, and a compiler may round b_i differently for each sum.
     error += size * n * sum(x.apart for x in weights) / least
     error = float(rounding.up(error))
     if not math.isfinite(error):
@@ -457,8 +462,9 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     if found.spread == "all":
         l1, l2 = float(most.sum()), rounding.norm2(most)
     else:
-        # Either sums at two indices change, or the l1 norm of the change of all shares is at most
-        # twice the bound on one share. But a float sum may be rounded differently at every index.
+        # "places": entries at two indices change. "shares": the l1 norm of the change of all
+        # entries is at most twice the bound on one entry. In both cases, float sums may be rounded
+        # differently at every index.
         count = min(2, entries)
         l1, l2 = float(most.max()) * count, float(most.max()) * math.sqrt(count)
     room = 1 + (entries + 100) * 2.0**-52

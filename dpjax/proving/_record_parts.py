@@ -62,9 +62,8 @@ class Fact:
         high: upper bounds on the computed result.
         relative: the error per unit of the result; for a sum, per unit of the magnitudes that are
             added up.
-        absolute: an error that is added. Both errors together cover the largest distance of the
-            computed result from the exact result for the same computed operands, and the error of
-            the same operation in float64.
+        absolute: an error that is added. `relative` and `absolute` together cover two errors: the
+            rounding error of this operation alone, and that of the same operation in float64.
         merging: the error per unit of the largest magnitude among operands and results. It arises
             because a compiler may merge operations of the program that computes the bounds.
         gap: numbers that are closer than this may compare as equal, because a device may flush
@@ -89,8 +88,8 @@ class Part:
     """A part of a program that is computed for each record alone.
 
     Attributes:
-        keys: the results in the walk that are this array. There are several if an inner program
-            returns it.
+        keys: where the program computes this array (`Step.key`). There are several keys if an
+            inner program returns the array.
         value: its abstract value over the whole box.
         empty: an abstract value that contains the row of an empty slot.
     """
@@ -170,7 +169,7 @@ class RecordWalk(PaddedWalk):
             self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis, of_nan)
 
     def parts(self) -> list[Part]:
-        """Returns the parts that some operation combines over the records."""
+        """Returns the arrays computed for each record alone that are then combined over records."""
         found = (self.made[k] for k in self.combined if k in self.made)
         return [Part(frozenset(keys), x.value, x.empty) for x, keys in found]
 
@@ -341,12 +340,12 @@ def _ends(
 
 
 def _magnitude(x: Ends) -> Any:
-    """Returns bounds on magnitudes; 0 for integers and booleans, which are exact."""
+    """Bounds the magnitudes that rounding errors are relative to; 0 for integers and booleans."""
     return largest(x) if x[0].dtype.kind == "f" else jnp.zeros(x[0].shape)
 
 
 def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
-    """Widens the endpoints of a result by its rounding error, within its range over the box."""
+    """Widens endpoints by the rounding error, but not beyond the bounds over the whole box."""
     (low, high), charge = ends, 0.0
     if low.dtype == bool:
         return (low | (fact.low > 0), high & (fact.high > 0)), charge

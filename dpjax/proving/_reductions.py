@@ -1,7 +1,7 @@
 """Rules of sums, matrix products, extrema, and sorts.
 
-If an operation reduces over the records, one row changes within `changed`, and the n - 1 other rows
-change within `others`.
+If an operation reduces over the records, `changed` bounds the change of one row, and `others`
+bounds the change of each of the n - 1 other rows.
 """
 
 import dataclasses
@@ -62,9 +62,9 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
             raise RefusalError(
-                f"along axis {axis}, the operand may be one entry between entries equal to "
-                f"{start:g}, which XLA miscompiles. Pad it on one side only, or leave out the "
-                "equal entries"
+                f"along axis {axis}, the operand may have one entry in the middle and only "
+                f"{start:g} around it, which XLA miscompiles. Pad it on one side only, or leave "
+                "out the equal entries"
             )
 
 
@@ -103,7 +103,8 @@ class Sums(NamedTuple):
         flush: the error from numbers that are flushed to 0.
         sizes: bounds on the sums of magnitudes.
         host: the relative rounding error of the same sums on the host.
-        pending: the pending operations if a compiler flattens a later sum of these sums.
+        pending: the number and size of the terms. A compiler may add up all terms directly in a
+            later sum of these sums.
     """
 
     exact: bool
@@ -413,10 +414,10 @@ def _within_norms(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the range of a dot product, by |a . b| <= |a| |b|.
 
-    The norm of a factor is at most the norm of its row, and at most what its range allows.
+    The norm of a factor is bounded by the l2 norm of its row, and by the range of its entries.
 
-    Each factor is a tuple: the array, the same array with the axes of the products, and the axes of
-    the array that are summed.
+    Each factor is a tuple: an array, this array broadcast to the axes of the products, and the axes
+    of the array that are summed.
     """
     norms = list[Any]()
     for x, full, axes in (first, second):

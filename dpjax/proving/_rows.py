@@ -11,10 +11,10 @@ from dpjax.proving._value import Abstract, Difference, RefusalError, difference,
 
 
 def as_dense(x: Abstract) -> Abstract:
-    """Returns the array without an axis of records: its difference is bounded as a whole.
+    """Returns the array without an axis of records, with bounds on the change of all rows together.
 
-    One row changes within `changed`, and n - 1 rows within `others`. The l1 norms of rows add up,
-    and so do the squares of their l2 norms.
+    `changed` bounds the change of one row, and `others` that of each of the n - 1 other rows. The
+    l1 norms of rows add up, and so do the squares of their l2 norms.
     """
     if x.axis is None:
         return x
@@ -43,8 +43,8 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
         # `check_surrounded` must refuse sums of such an array. With bounds on rows, it would not
         # see that only one entry can change.
         raise RefusalError(
-            f"proofs do not support combining records along axis {axis} with an array in which "
-            "only one entry along this axis can change"
+            f"proofs do not support combining an array with records along axis {axis} and an array "
+            "of which only one entry along this axis can change"
         )
     each = over(each, axis)
     d = x.others
@@ -103,8 +103,8 @@ def aligned(*values: Abstract) -> list[Abstract]:
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
-    # In an array with an axis of records, every row may change. An array in which fewer entries
-    # change than it has rows gets no such axis, because its bound would become much larger.
+    # The bounds of an array with an axis of records allow every row to change. If fewer entries of
+    # some array change, no array gets this axis, because the bound would become much larger.
     if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
         return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]
@@ -129,9 +129,9 @@ def counted(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
 
     An entry changes only if an entry of an operand does.
 
-    But if an operand is a sum, a compiler may start this sum at the other operand. Then the result
-    may change because terms of the sum change, even where the sum does not. So the bound on such a
-    result is not tightened.
+    But if an operand is a sum, a compiler may use the other operand as the initial value of this
+    sum, which changes its rounding. Then the result may change where the terms of the sum change,
+    even if the sum does not. So the bound on such a result is not tightened.
     """
     if not found.whole and any(x.pending.starts for x in operands):
         return found

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._tracing._walks import JITS, Atom, Equation, aval, called, parts
 from dpjax.proving._value import Abstract
 
-# How many operations of a program a search goes back, and how many a reader passes.
+# The most operations that `Scope` goes back from a variable, and the most that `Reader` does.
 _DEPTH, MOST_STEPS = 16, 40
 
 

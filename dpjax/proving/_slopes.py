@@ -111,13 +111,13 @@ def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> E
 
 
 def rounded_outward(slopes: Sloped) -> tuple[Ends, Any]:
-    """Returns slopes, widened by their rounding errors in float64, and `off`."""
+    """Returns slopes, and the bound `off`, both widened by rounding errors in float64."""
     down, up, size, off = slopes
     return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
 
 
 def _linear(equation: Equation, forms: Sequence[Form], bind: Bind, *_: Any) -> Sloped:
-    """Returns the slopes of sums and rearrangements, which act on slopes as on entries."""
+    """Returns the slopes of a sum or a rearrangement: the same operation, applied to slopes."""
     each = jax.vmap(bind)
     slopes = [f.slopes for f in forms if f.slopes is not None]
     down, up, size = (each(*xs) for xs in zip(*((*s, largest(s)) for s in slopes), strict=True))

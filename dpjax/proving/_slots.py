@@ -54,7 +54,7 @@ class Tracked:
     """The facts about one array in a walk under add-or-remove-one.
 
     Attributes:
-        value: the abstract value, for pairs of databases in which the slot of one record is
+        value: the abstract value, for pairs of a database and the same database with one slot
             emptied. `value.apart` also bounds how much a permutation of records may change an
             entry.
         empty: an abstract value whose range includes the row of an empty slot.
@@ -68,7 +68,7 @@ class Tracked:
     fixed: bool = False
 
     def is_alike(self, axis: int) -> bool:
-        """Whether an array is constant along an axis, if no permutation of records changes it."""
+        """Whether an array that no permutation of records changes is constant along an axis."""
         x = self.value
         if not x.shape or axis in self.slots.alike or x.shape[axis] == 1:
             return True
@@ -135,14 +135,14 @@ def at_one_place(op: Applied) -> Slots:
         )
     sizes = [x.value.shape[axis] for x in op.operands if x.slots.axis == axis]
     if any(size != op.found.shape[axis] for size in sizes):
-        raise RefusalError(f"this operation copies the slot of each record. {_REMEDY}")
+        raise RefusalError(f"this operation repeats an array along the axis of records. {_REMEDY}")
     return Slots(axis)
 
 
 def broadcast(op: Applied) -> Slots:
     places, old = op.parameters["broadcast_dimensions"], op.first.slots
     if old.axis is not None and op.found.shape[places[old.axis]] != op.shape[old.axis]:
-        raise RefusalError(f"this operation copies the slot of each record. {_REMEDY}")
+        raise RefusalError(f"this operation repeats an array along the axis of records. {_REMEDY}")
     new = old.moved(lambda k: places[k])
     if new.axis is not None:
         return new
@@ -170,13 +170,13 @@ def reduced(op: Applied) -> Slots:
 def chosen(op: Applied) -> Slots:
     """The slot rule of the index of an extremum.
 
-    The index of a record would be a slot, so an extremum over the records is refused.
+    An extremum over the records is refused, because the index would say which slot a record is in.
     """
     return op.first.slots.without([k % len(op.shape) for k in op.parameters["axes"]])
 
 
 def ordered(op: Applied) -> Slots:
-    """The slot rule of sorts: sorted records do not depend on their order before the sort.
+    """The slot rule of `sort`: sorted records do not depend on their order before the sort.
 
     If other numbers are sorted by the records, the numbers of equal records stay in the order of
     their slots. So the result depends on slots.
@@ -194,7 +194,10 @@ def transposed(op: Applied) -> Slots:
 
 
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
-    """The slot rule of operations that mix entries along axes, which must not mix records."""
+    """The slot rule of operations that mix entries along `axes`, but must not mix records.
+
+    If the axis of records is one of `axes`, the operation is refused.
+    """
     if any(x.slots.axis in axes for x in op.operands if x.slots.axis is not None):
         raise RefusalError(f"the result depends on the order of records. {_REMEDY}")
     return Slots(op.first.slots.axis)
@@ -233,7 +236,11 @@ def stacked(op: Applied) -> Slots:
 
 
 def multiplied(op: Applied) -> Slots:
-    """The slot rule of matrix products: over the records, record by record, or within records."""
+    """The slot rule of matrix products.
+
+    The axis of records may be summed (contracted), may be a batch axis, or may be free. If it is
+    free, the other operand must not have an axis of records.
+    """
     contracted, batch = op.parameters["dimension_numbers"]
     axes = [x.slots.axis for x in op.operands]
     if axes == [None, None]:
@@ -242,7 +249,10 @@ def multiplied(op: Applied) -> Slots:
         for number, places in enumerate(zip(*kind, strict=True)):
             if any(a == k for a, k in zip(axes, places, strict=True)):
                 if not all(x.is_along(k) for x, k in zip(op.operands, places, strict=True)):
-                    raise RefusalError(f"a public factor depends on the slot. {_REMEDY}")
+                    raise RefusalError(
+                        "this operation multiplies records by numbers that depend on the slot. "
+                        f"{_REMEDY}"
+                    )
                 return Slots() if kind is contracted else Slots(number)
     if None not in axes:
         raise RefusalError(f"this operation combines pairs of different records. {_REMEDY}")
@@ -257,7 +267,10 @@ def multiplied(op: Applied) -> Slots:
 
 
 def gathered(op: Applied) -> Slots:
-    """The slot rule of gathers: one table row for each record, or the same entry of each record."""
+    """The slot rule of `gather`.
+
+    It may take one row of a table for each record, or the same entry from each record.
+    """
     table, places = op.operands
     if places.slots.axis is not None:
         if table.slots.axis is not None:
@@ -289,9 +302,9 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
-# Tighter bounds under add-or-remove-one. The row of a removed record becomes the row of an empty
-# slot, not an arbitrary row. A permuted array has the same rows, not only rows within the same
-# range.
+# Tighter bounds under add-or-remove-one, which use two facts. The row of a removed record becomes
+# the row of an empty slot, not an arbitrary row. If records are permuted, an array keeps the same
+# rows, and not only rows within the same range.
 Tightening = Callable[[Applied], Abstract]
 
 
@@ -322,9 +335,10 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
 
 
 def tight_lookup(op: Applied) -> Abstract:
-    """Returns the tighter value of a gather from a public table.
+    """Returns the value of a gather from a public table, with a smaller `apart`.
 
-    Equal indices give equal rows, so two uses differ only by flushing to 0.
+    Equal indices give equal rows. So if a compiler computes the gather twice, the results differ
+    only where tiny numbers are flushed to 0.
     """
     table, places = (x.value for x in op.operands)
     if not table.is_known or places.apart:
@@ -334,10 +348,10 @@ def tight_lookup(op: Applied) -> Abstract:
 
 
 def tight_sums(op: Applied) -> Abstract:
-    """Returns the tighter value of a scatter-add.
+    """Returns the value of a scatter-add, with tighter bounds on its change.
 
-    The row u of a record is subtracted at one index, and the row of an empty slot is added at any
-    index.
+    If a slot is emptied, the row u of its record is subtracted at one index, and the row of an
+    empty slot is added at the same or another index.
     """
     start, places, added = op.operands
     found, u = op.found, added.value
@@ -353,7 +367,7 @@ def tight_sums(op: Applied) -> Abstract:
 
 
 def tight_exact_sums(op: Applied) -> Abstract:
-    """Returns the tighter value of an exact scatter, like `tight_sums`.
+    """Returns the value of an exact scatter, with tighter bounds, like `tight_sums`.
 
     `apart` bounds the rounding to the grid and the last rounding.
     """
@@ -376,9 +390,10 @@ def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
 
 
 def tight_products(op: Applied) -> Abstract:
-    """Returns the tighter value of a sum of outer products a b^T of rows.
+    """Returns the value of a sum of outer products a b^T of rows, with tighter bounds.
 
-    It changes by at most |a| |b| + |a'| |b'|, where a' and b' are the rows of an empty slot.
+    If a slot is emptied, the sum changes by at most |a| |b| + |a'| |b'|, where a and b are the rows
+    of its record, and a' and b' are those of an empty slot.
     """
     (ca, cb), _ = op.parameters["dimension_numbers"]
     a, b = op.operands

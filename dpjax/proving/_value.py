@@ -67,7 +67,7 @@ class RangeRefusalError(RefusalError):
 
 
 class OverflowRefusalError(RefusalError):
-    """Raised if operations that a compiler merges may overflow; no lemma may replace the rule."""
+    """Raised if operations that a compiler merges may overflow; a lemma cannot avoid this."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,16 +76,19 @@ class Pending:
 
     Attributes:
         shift: the sum of |c| over the constants c that were added.
-        starts: earlier sums whose accumulator a compiler may start at a number that is added later.
-            Each entry is a token that identifies the sum, with the number of its additions.
+        starts: earlier sums. A compiler may use a number that the program adds later as the initial
+            value of such a sum. Each entry is a token that identifies a sum, and how many numbers
+            the sum adds.
         load: the sum of the magnitudes of all terms of the sums in `starts`.
         terms: how many terms this array contributes to a later sum, if a compiler flattens it.
         weight: the sum of the magnitudes of these terms.
         factor: the product of the constants by which the sum was multiplied afterwards.
         bits: for a product, the sum of |log2 f| over its public factors f.
-        coarse: whether 16-bit floats were used, so that two uses may be rounded differently.
+        coarse: whether 16-bit floats were used, so that a compiler may round the array differently
+            for each use.
         single: whether the array may be one number surrounded by zeros (`check_surrounded`).
-        padded: whether it may be one number with padding around it that its range does not show.
+        padded: whether it may be one number surrounded by padding, although `low` and `high` do not
+            show the padding.
         hidden: whether a compiler may know its numbers more precisely than its range does.
         cut: whether it contains floats that were truncated to integers.
     """
@@ -160,7 +163,7 @@ class Source:
         return frozenset([Source(frozenset[Source]().union(*(x.nan for x in operands)))])
 
     def says(self, answer: bool, answers: "frozenset[tuple[Source, bool]]") -> bool:
-        """Whether a boolean with these `answers` has this answer wherever the array is NaN."""
+        """Whether `answers` imply that a boolean equals `answer` wherever this array is NaN."""
         if (self, answer) in answers:
             return True
         return bool(self.within) and all(x.says(answer, answers) for x in self.within)
@@ -517,7 +520,7 @@ def anywhere(*_: Any) -> float:
 
 
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses NaN, and bounds that do not fit the shape: sums over them would omit entries."""
+    """Refuses bounds that are NaN, or that do not broadcast to the shape of their array."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
     if any(size not in (1, places) for size, places in pairs) or np.isnan(array).any():
         raise RefusalError(

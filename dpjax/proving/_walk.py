@@ -123,7 +123,7 @@ class Walk:
     # Maps an array to its sorted array. So if a program sorts an array twice, both results have the
     # same abstract value.
     sorts: dict[Abstract, Abstract] = dataclasses.field(default_factory=dict)
-    # Arrays of counts of records, with whether a record that leaves one count joins another.
+    # Maps an array of counts of records to whether a record that leaves one count joins another.
     transfers: dict[Abstract, bool] = dataclasses.field(default_factory=dict)
     # The arrays that are parts of a softmax.
     softmaxes: dict[Abstract, Mark] = dataclasses.field(default_factory=dict)
@@ -243,9 +243,9 @@ class Walk:
         return constant(array)
 
     def shown(self, value: Any) -> Abstract:
-        """Returns the abstract value that a step prints.
+        """Returns the abstract value in a value of the walk, for the step that prints it.
 
-        Subclasses use other values in the walk.
+        Here, both are the same. Subclasses walk with values such as `Tracked`.
         """
         return value
 
@@ -267,10 +267,10 @@ class Walk:
     def refined(
         self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """Returns the result of an elementwise operation, tightened by its cells.
+        """Returns the result of an elementwise operation, tightened by bounds on small cells.
 
-        If its rule refuses, but there are bounds in some cells, the refusal is stored in the
-        result.
+        A cell is a small part of the range of an array (`_cells.py`). If the rule of the operation
+        refuses, but there are bounds in some cells, the refusal is stored in the result.
         """
         operation = operation_of(equation.primitive.name)
         elementwise = operation.rule is not None and operation.slots is at_one_place
@@ -329,8 +329,8 @@ class Walk:
     ) -> list[Any] | None:
         """Returns the result of an operation, tightened by facts about the arrays it combines.
 
-        These facts are about order statistics, counts, and parts of a softmax. They are stored with
-        the abstract value of an array, which stands for this array alone.
+        These facts are about order statistics, counts, and parts of a softmax. They are stored by
+        the abstract value of an array, because each abstract value belongs to one array.
         """
         if called(equation) or not outputs or len(outputs) > 1 or any(x is None for x in operands):
             return outputs
@@ -361,7 +361,7 @@ class Walk:
         return [made]
 
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
-        """Records the variance in a lemma, because a release could compute it exactly."""
+        """Records the variance that a lemma found, if any: a release could compute it exactly."""
         if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
             self.sums[self.path] = exact
 

@@ -97,10 +97,10 @@ class Windows:
     def read(
         self, array: np.ndarray, shape: Sequence[int], fill: float
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-        """Yields, for each tap, the numbers that the windows read at this tap.
+        """Yields, for each tap (position in a window), the numbers that all windows read there.
 
-        Along an axis where each result reads only the entry at its own index, bounds may keep
-        length 1.
+        Along an axis where each result reads only the entry at its own index, an array of length 1
+        keeps this length.
 
         Args:
             array: bounds on the entries of an array.
@@ -142,8 +142,8 @@ class Windows:
         """Groups the taps t by the remainder of t * dilation modulo the step.
 
         If `steps` are the strides, one entry of the array is read only at taps of one group: result
-        o reads entry o * stride + t * dilation at tap t. If `steps` are the gaps, one result reads
-        entries, rather than gaps, only at taps of one group.
+        o reads entry o * stride + t * dilation at tap t. If `steps` are the gaps between entries,
+        one result reads entries only at taps of one group. At all other taps, it reads gaps.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
@@ -157,12 +157,12 @@ class Windows:
         return max(map(len, self.at_once(self.strides)))
 
     def are_few(self, shape: Sequence[int]) -> bool:
-        """Whether a walk can read each entry of each window."""
+        """Whether the windows have so few entries that a proof can read each of them."""
         taps = math.prod(self.sizes)
         return taps <= _MOST_TAPS and taps * math.prod(self.results(shape)) <= _MOST_READ
 
     def check(self, shape: Sequence[int]) -> None:
-        """Refuses windows with too many entries for a walk that reads each of them."""
+        """Refuses windows with too many entries for a proof that reads each of them."""
         if not self.are_few(shape):
             raise RefusalError("the windows have too many entries for a proof. Use smaller windows")
 
