@@ -93,7 +93,7 @@ def _by_rows(
 
 
 def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that computes blocks by `rounds`, without moving words."""
+    """Returns a function that computes blocks. `rounds` applies all rounds to the 16 words."""
 
     def blocks(state: jax.Array) -> jax.Array:
         words = tuple(jnp.unstack(state))
@@ -351,7 +351,7 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
 
 
 def consume(key: jax.Array) -> None:
-    """Marks a key as used for `jax.debug_key_reuse`, which does not see `uniform_words`."""
+    """Tells `jax.debug_key_reuse` that a key was used, because it does not see `uniform_words`."""
     jax.random.bits(key, (0,))
 
 

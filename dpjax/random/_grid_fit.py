@@ -45,8 +45,8 @@ from dpjax.random._noise import Lattice
 # smallest step increases the noise by 0.0008%. With a finer grid, the noise would hardly be
 # smaller, and large values would be clamped earlier.
 _FINEST = 2.0**-17
-# This factor covers the float32 rounding errors below. It also covers errors of exponential noise
-# above 24 units, which is the sum of several draws.
+# This factor covers the float32 rounding errors below. It also covers the errors of the tables for
+# exponential noise above 24 units: such noise is a sum of several draws, and their errors add up.
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
@@ -173,8 +173,9 @@ class Calibration:
         known, grid = self._in(compute, numpy), _power(exponent, compute, numpy)
         # The second condition makes the denominator in `_needed` larger than 1/2.
         usable = is_usable(known.scale) & (4 * known._loss(lattice) < known.epsilon)
-        # Integers are not rounded, so their step is 1. `_needed` still uses the grid of the float
-        # leaves, because one sensitivity bounds the changes of all leaves together.
+        # Integers are not rounded, so their step is 1. But for integers, too, `_needed` uses the
+        # grid of the float leaves, because one sensitivity bounds the changes of all leaves
+        # together.
         step = grid if floating else numpy.ones_like(grid)
         exponent = exponent if floating else numpy.zeros_like(exponent)
         ratio = step / known._needed(lattice, grid)
@@ -215,9 +216,10 @@ class Calibration:
     def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
         """Returns the exponent of the grid that all leaves share.
 
-        Every power of two is a valid step of the grid. The chosen step keeps the noise small. A
-        step g increases the scale by the factor 1 + rounding * g / sensitivity, and rounding the
-        divisor c down increases it by a factor of about 1 + 1 / c.
+        Every power of two is a valid step g of the grid. The chosen step keeps the noise small.
+        Rounding values to the grid increases the scale by the factor 1 + rounding * g /
+        sensitivity. A step has c lattice points, where c is proportional to g. Rounding c down to
+        an integer increases the scale by a factor of about 1 + 1 / c.
         """
         # The step for which both factors are equal, in units of sensitivity / rounding.
         ratio = self.scale / self.sensitivity
@@ -231,7 +233,7 @@ class Calibration:
         return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
     def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
-        """Whether a reserved part of delta covers the probability that the tables omit."""
+        """Whether the reserved part of delta pays for the outcomes that the tables omit."""
         if lattice.certificate.delta == 0:
             return True
         # The part of delta that the calibration reserves is 2^-24 `margin`. If delta is above 0.9,
@@ -248,10 +250,14 @@ class Calibration:
 
 
 def largest_epsilon(missed: Scalar, delta: _Number, numpy: ModuleType = np) -> _Number:
-    """Returns the largest epsilon at which a part of delta covers the probability `missed`."""
-    # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this must cover (1 +
-    # e^epsilon) * missed, which is at most 2 e^epsilon * missed. This condition bounds e^epsilon.
-    # The result is the logarithm of the bound.
+    """Returns the largest epsilon for which the reserved part of delta is enough.
+
+    `missed` is the probability of outcomes that the tables omit. They add (1 + e^epsilon) missed to
+    delta.
+    """
+    # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this must be at least
+    # 2 e^epsilon * missed, which is at least (1 + e^epsilon) * missed. This condition bounds
+    # e^epsilon. The result is the logarithm of the bound.
     return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
@@ -270,7 +276,7 @@ def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:
 def quotients(noise: LatticeNoise, fit: GridFit) -> Limbs:
     """Returns noise in steps of the grid: round(noise / c), with halves rounded up.
 
-    For a pair, it is floor(first / c) - floor(second / c).
+    For a `Pair` of draws, the result is floor(first / c) - floor(second / c).
     """
 
     def quotient(points: Limbs) -> Limbs:

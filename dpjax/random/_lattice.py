@@ -135,7 +135,8 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
             large.pop()
             if left[alias] < capacity:
                 small.append(alias)
-    # A slot that still has its full capacity has the bound 0, and is its own alias.
+    # A slot with full capacity keeps its initial entry: its bound is 0, so its outcome is always
+    # its alias, which is the slot itself.
     shifts = range(width - 32, -1, -32)
     return AliasTable(
         np.array([[x >> shift & _LIMB_MASK for x in stored] for shift in shifts], np.uint32)
@@ -327,8 +328,9 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
-    # The weights of the first table are even, so no outcome depends on the last bit of its word. So
-    # the last bit of the first limb is used as the sign, and another bit replaces it in the word.
+    # The first table is looked up by the word (first, second, third). All its weights are even, so
+    # the last bit of `third` never changes the outcome. This bit replaces the last bit of `first`,
+    # which is used as the sign.
     limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
     cells = table.lookup(limbs).astype(jnp.uint32)
     ended = cells != _CELLS

@@ -88,11 +88,11 @@ class Noise:
         return dataclasses.replace(self, lattice=None)
 
     def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
-        """The noise of integers at a scale, drawn in floats."""
+        """Integer noise of the given scale, drawn in floats."""
         return jnp.round(scale * self.sample(key, shape, scale.dtype))
 
     def log_mass(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
-        """Log of the probability that the noise of an integer is this integer."""
+        """Log of the probability that integer noise equals `whole`."""
         error, half = whole / scale, 0.5 / scale
         mass = self.log_interval(error - half, error + half)
         # In float32, both ends of a narrow interval may round to the same number. So the
@@ -100,11 +100,11 @@ class Noise:
         return jnp.where(half < _NARROW, self.log_density(error) - jnp.log(scale), mass)
 
     def log_whole_cdf(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
-        """Log of the probability of all integers up to this one."""
+        """Log of the probability that integer noise is at most `whole`."""
         return self.log_cdf((whole + 0.5) / scale)
 
     def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
-        """A bound on the noise of integers, given a quantile of |Z| at scale 1."""
+        """A bound on |integer noise|, exceeded at most as often as |Z| exceeds `quantile`."""
         return _numpy_of(scale).floor(scale * quantile + 0.5)
 
     def log_interval(self, lower: jax.Array, upper: jax.Array) -> jax.Array:
@@ -139,11 +139,10 @@ class DiscreteLaplace(Noise):
         return jnp.where(whole < 0, beyond, jnp.log1p(-jnp.exp(beyond)))
 
     def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
-        """Returns the least bound t on the noise, given a quantile q of |Z| for Laplace Z."""
+        """Returns the least t with P(|noise| > t) <= P(|Z| > quantile), for standard Laplace Z."""
         numpy = _numpy_of(scale)
-        # The noise may exceed t with probability at most P(|Z| > q) = exp(-q). So 2 a^(t + 1) / (1
-        # + a) must be at most exp(-q), with a = exp(-1 / scale). At scale 0, which means no noise,
-        # t is 0.
+        # P(|Z| > quantile) = exp(-quantile). So 2 a^(t + 1) / (1 + a) must be at most this number,
+        # with a = exp(-1 / scale). At scale 0, which means no noise, t is 0.
         both = math.log(2) - numpy.log1p(numpy.exp(-1 / numpy.where(scale == 0, 1.0, scale)))
         return numpy.maximum(numpy.ceil(scale * (quantile + _OUTWARD * both)) - 1, 0)
 

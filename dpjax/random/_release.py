@@ -193,7 +193,7 @@ def _resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
 
 @partial(QuickJit, static=("count", "variables"))
 def _block(key: jax.Array, *, count: int, variables: Callable[..., PyTree]) -> PyTree:
-    """Draws `count` random variables, in a program that releases of many kinds share."""
+    """Draws `count` random variables, by a compiled program that many kinds of release share."""
     return variables(key, (count,))
 
 
@@ -360,8 +360,8 @@ def keep_or_lie(
     # lie select the truth.
     lie, _ = _limbs.divide(word, jnp.maximum(weight, 1))
     lies = lie < count - 1
-    # Lies are numbered without the true category, so lie numbers from `truth` on are increased by
-    # 1.
+    # Lie number j stands for category j, or for category j + 1 if j >= truth, because no lie is the
+    # true category.
     other = lie.astype(jnp.int32) + (lie.astype(jnp.int32) >= truth).astype(jnp.int32)
     return jnp.where(weight == 0, -1, jnp.where(lies, other, truth))
 
@@ -408,11 +408,12 @@ def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int)
 def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
     """Returns a fit for noise of at least a given scale on a given grid; `scale` may be private.
 
-    The divisor c of the fit is rounded down to 16 bits, which increases the scale by a factor of at
-    most 1 + 2^-15. Rounding to float32 changes it by a factor of 1 +- 2^-21. If the scale, in
-    steps, is at most 2^-17 of the resolution, c has a shift, so c is even. For even c, a lattice
-    point N becomes round(N / c) = floor(N / c + 1/2), which depends only on the real number N / c.
-    So the rounding does not reveal c.
+    The fit has the divisor c = `divisor` * 2^`shift`, where `divisor` is rounded down to 16 bits.
+    This rounding increases the scale by a factor of at most 1 + 2^-15. Rounding to float32 changes
+    the scale by a factor of 1 +- 2^-21. Let R be the number of lattice points per unit. If the
+    scale is at most 2^-17 R steps, `shift` is at least 1, so c is even. For even c, a lattice point
+    N becomes round(N / c) = floor(N / c + 1/2), which depends only on the real number N / c. So the
+    rounding does not reveal c.
     """
     step = power_of_two(exponent, scale.dtype)
     return GridFit.of(LAPLACE_LATTICE, exponent, step, 1 / scale, scale > 0)

@@ -46,11 +46,11 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
-# The first `ALONE` samples use only their own blocks. This number is the fastest on a CPU. Another
-# number would change the noise of every key.
+# Each of the first `ALONE` samples takes its words from blocks of ChaCha20 that no other sample
+# uses. This number is the fastest on a CPU. Another number would change the noise of every key.
 ALONE = CHUNK
 # The columns of a group are divided into this many parts. In each part, `_first_and_last` finds the
-# first and the last open column.
+# first and the last open column: one with a sample that its first words do not determine.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
@@ -87,14 +87,14 @@ class Sampler:
         return BLOCK_WORDS // self.first
 
     def first_words(self, block: Words, row: int) -> Words:
-        """Returns the first words of the sample in a row, from a shared block.
+        """Returns those words of a shared block that are the first words of the sample in `row`.
 
-        If the block belongs to a single sample, its first words are at the place of the last row.
+        In a block that belongs to a single sample, they are in the place of the last row.
         """
         return block[row * self.first : (row + 1) * self.first]
 
     def other_words(self, block: Words) -> Words:
-        """Returns the other words of a sample, from its own block."""
+        """Returns the words of a sample after its first words, from the sample's own block."""
         return block[: self.width - self.first]
 
 
@@ -104,7 +104,7 @@ def sample(sampler: Sampler, key_data: jax.Array, round_number: ArrayLike, count
     Args:
         sampler: the rule that computes samples from words.
         key_data: uint32 of shape (8,). The bits are the same under `vmap` over keys.
-        round_number: uint32; the round of the key that is the sampler's round 0.
+        round_number: uint32. Round r of the sampler is round `round_number` + r of the key.
         count: the number of samples.
     """
     return _of_keys(sampler, count)(key_data, jnp.asarray(round_number, jnp.uint32))
@@ -135,7 +135,8 @@ def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> 
 def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
     """Draws samples of K keys, as shape (K, count), in groups.
 
-    The first `ALONE` samples form the last row of the first group. Its other rows are not used.
+    Only the last row of the first group is used. It contains the first `ALONE` samples, so that the
+    samples of the second group follow them.
     """
     unused = (sampler.rows - 1) * ALONE
     each = -(-(unused + count) // (sampler.rows * ALONE))
@@ -191,9 +192,10 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
 def _rows_from_first(
     sampler: Sampler, keys: jax.Array, rounds: jax.Array, numbers: jax.Array
 ) -> tuple[list[PyTree], jax.Array]:
-    """Computes samples of groups from first words, and which columns need all words.
+    """Computes samples from their first words alone, and returns which columns are open.
 
-    Each result has the shape (groups, columns), and there is one array of samples for each row.
+    A column is open if the first words do not determine all of its samples. Every array has the
+    shape (groups, columns). There is one array of samples for each row.
     """
     counters, nonces = _shared_blocks(numbers[:, None], jnp.arange(ALONE, dtype=jnp.uint32)[None])
     block = _blocks(keys, counters, nonces, rounds[:, None])
@@ -206,9 +208,9 @@ def _rows_from_first(
 
 
 def _shared_blocks(numbers: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns counters and nonces of the blocks that the samples of a column share.
+    """Returns counter and nonce of the block that contains the first words of each column.
 
-    In the first group, each block belongs to a single sample.
+    The samples of a column share this block. In the first group, only one sample uses it.
     """
     nonces = jnp.where(numbers == 0, np.uint32(_OWN), np.uint32(_SHARED))
     return numbers * np.uint32(ALONE) + columns, nonces
@@ -229,7 +231,7 @@ def _first_and_last(left_open: jax.Array) -> jax.Array:
 def _columns_from_all(
     sampler: Sampler, keys: jax.Array, rounds: jax.Array, numbers: jax.Array, columns: jax.Array
 ) -> PyTree:
-    """Computes the samples of columns from all words, as shape (groups, columns, rows)."""
+    """Computes the samples of columns from all their words, as shape (groups, columns, rows)."""
     columns = columns.astype(jnp.uint32)[..., None]
     numbers, rounds = numbers[:, None, None], rounds[:, None, None]
     row = jnp.arange(sampler.rows, dtype=jnp.uint32)[None, None]

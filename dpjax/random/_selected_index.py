@@ -31,9 +31,10 @@ from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scal
 LogBase: TypeAlias = tuple[float, ...]
 # The next round, and the selected index, or -1 if no try has succeeded yet.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# Gaps that represent public weights, in lattice points of the noise. The first is the largest gap
-# of an option with a positive weight; noise is always smaller. The second is the gap of an option
-# with weight 0. It exceeds the sum of any gap of scores and any gap of a positive weight.
+# The public weight of an option is added to its score gap as another gap, in lattice points of the
+# noise. Smaller weights have larger gaps. `_LEAST_WEIGHT` is the largest gap of a positive weight,
+# and is larger than any noise. `_NO_WEIGHT` is the gap of weight 0, and exceeds the sum of any gap
+# of scores and any gap of a positive weight.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -250,7 +251,7 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
 
 
 def _farthest(fit: GridFit) -> Limbs:
-    """Returns the largest gap, 2^61 lattice points of the noise, in steps of the grid."""
+    """Returns 2^61 lattice points, in steps of the grid. Larger gaps are clamped to this gap."""
     return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
 
 

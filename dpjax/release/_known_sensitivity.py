@@ -60,7 +60,8 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
         raise ValueError(
             f"sensitivity is in {norm_name(norm)} under {relation}, but a {type(known).__name__}"
             f" knows its sensitivity only in {', '.join(norms)} under {' or '.join(relations)}: use"
-            " one of these, or, for a bound of your own, release lambda database: target(database)"
+            " one of these. To use your own bound, wrap the target in a function: lambda database:"
+            " target(database)"
         )
     if sensitivity.privacy_unit != known.privacy_unit:
         raise ValueError(

@@ -192,10 +192,10 @@ class SensitivityMechanism(abc.ABC):
         )
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
-        """Returns a draw for use outside `jit`, whose compiled programs serve many shapes; or None.
+        """Returns a function that draws outside of `jit`, by compiled programs for many shapes.
 
-        The draw computes with JAX arrays, not with Python floats, so that its results are rounded
-        as in `jit`.
+        The function computes with JAX arrays, not with Python floats, so that its results are
+        rounded as in `jit`. None means that one program draws, compiled for these shapes.
         """
         del value
         return None

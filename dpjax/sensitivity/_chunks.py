@@ -151,9 +151,10 @@ SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
 # If there are at most this many distances, the host selects the order statistic, which avoids a
 # compilation.
 _FEW = 2**16
-# The number of databases on which a value in a batch is compared with the value alone. If no
-# operation mixes the lanes of a `vmap`, then `vmap` changes only the rounding of values. Rounding
-# changes the values of nearly all databases, so this many are enough to measure the change.
+# On this many databases, a value computed in a batch is compared with the value computed from one
+# database alone. If no operation mixes the lanes of a `vmap`, then `vmap` changes only the rounding
+# of values. Rounding changes the values of nearly all databases, so this many are enough to measure
+# the change.
 LEAST_ALONE = 8
 
 
@@ -172,7 +173,7 @@ class Probing:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rotations of a chunk, or 1: a sharded array must not be empty."""
+        """Returns `rotated`, but at least 1, because a sharded array must not be empty."""
         return max(self.rotated, 1)
 
 
@@ -323,9 +324,9 @@ def compute_chunks(
         position: the changed record, for positions="each".
         chunks: the number of each device's chunk; None for a device that has no chunk left.
         layout: which device computes which chunks.
-        pair: one random pair.
+        pair: draws a pair and computes its distance.
         probing: how much to probe.
-        rotations: by how many places to rotate the records of the probed databases.
+        rotations: the number of places by which to rotate the records of each probed database.
 
     Returns:
         The updated block; the chunks' distances, shape (devices, size); their resolutions; and the

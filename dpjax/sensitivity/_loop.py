@@ -141,7 +141,7 @@ def sample_block(
     def judge() -> tuple[()]:
         """Raises an error if the probes refuse the target.
 
-        It returns no tasks, so that it can be an item in a chain of tasks.
+        It returns an empty tuple, because `run` chains it with functions that return tasks.
         """
         nonlocal findings
         if probes is not None:
@@ -180,9 +180,9 @@ def sample_block(
             count(drawn)
 
         def run(tasks: list[_Task], judged_after: int) -> None:
-            # The host judges the probes as an item of the chain of tasks, so that devices keep
-            # working meanwhile. It does not judge them in `finish`, because `finish` also runs
-            # after an error, for every step that was already started.
+            # The host judges the probes between two tasks, while devices work on earlier tasks. It
+            # does not judge them in `finish`, because `finish` also runs after an error, for every
+            # step that was already started.
             parts = (lambda: tasks[:judged_after], judge, lambda: tasks[judged_after:])
             steps = itertools.chain.from_iterable(part() for part in parts)
             run_in_flight(steps, start, finish, programs=programs, device=device)
@@ -207,8 +207,8 @@ def sample_block(
                 if enough():
                     break
                 # Two more chunks are in flight when the last probed chunk is judged, so devices do
-                # not wait for the host. A sum has no probed chunks, and its probes are judged after
-                # the first finished chunk.
+                # not wait for the host. If the target is a sum, no chunk is probed. The separate
+                # probes of the sum are judged after the first finished chunk.
                 run(probed + part, max(len(probed) + 2, 3))
             enough()
         finally:

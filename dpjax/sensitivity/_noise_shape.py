@@ -107,7 +107,7 @@ def noise_shape(
 
 
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """Returns the mean of delta delta' over finite differences delta, and the largest value."""
+    """Returns the mean of delta delta' over finite changes delta, and the largest |f(D)_j|."""
     total, count, largest = np.zeros(()), 0, 0.0
     with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):

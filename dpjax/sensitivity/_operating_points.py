@@ -23,8 +23,9 @@ MOST_PAIRS = 10**10
 # The number 1 in fixed-point arithmetic, with a unit of 2^-1280. Every float64 is a multiple of
 # this unit.
 _ONE = 2**1280
-# SciPy's incomplete beta function has a relative error of a few 1e-15, so floats cannot decide
-# comparisons of closer numbers. For few pairs, rational arithmetic is used instead.
+# Floats are not trusted to compare two numbers whose relative difference is below `_UNRESOLVED`,
+# because SciPy's incomplete beta function has a relative error of a few 1e-15. For at most
+# `_FEW_PAIRS` pairs, exact integers are used instead.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 # A generous bound on the relative error of SciPy's functions and of sums of logarithms.
@@ -265,7 +266,7 @@ def _least_marginal_gamma(m: int, _: None) -> float:
 
 
 def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
-    """Returns the least rank whose order statistic covers 1 - gamma, or None if no rank does."""
+    """Returns the least rank whose order statistic bounds the 1 - gamma quantile, or None."""
     return _least(m, lambda k: _is_sure(k, m, gamma, confidence, scipy.special.betainc))
 
 
@@ -277,13 +278,19 @@ def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
 
 
 def _least_anytime_m(gamma: float, confidence: float) -> float:
-    """Returns the least m whose largest distance covers 1 - gamma; inf if above `MOST_PAIRS`."""
+    """Returns the least m for which the largest of m distances bounds the 1 - gamma quantile.
+
+    The result is infinite if it would be above `MOST_PAIRS`.
+    """
     found = _least(MOST_PAIRS, lambda m: _is_sure(m, m, gamma, confidence, scipy.special.betainc))
     return math.inf if found is None else found
 
 
 def _least_anytime_gamma(m: int, confidence: float) -> float:
-    """Returns the least gamma that the largest of m distances covers, rounded up."""
+    """Returns the least gamma for which the largest of m distances bounds the 1 - gamma quantile.
+
+    The result is rounded up.
+    """
     tail = scipy.special.betainc
     return bisect(lambda gamma: not _is_sure(m, m, gamma, confidence, tail), 0.0, 1.0)[1]
 
@@ -300,12 +307,12 @@ def _is_sure(k: int, m: int, gamma: float, confidence: float, tail: _Tail) -> bo
 
 
 def _excess(k: int, m: int, gamma: float, tail: _Tail) -> float:
-    """Returns the log of a mixture e-value for k of m pairs within the 1 - gamma quantile.
+    """Returns the log of a mixture e-value, if k of m distances are below the 1 - gamma quantile.
 
     The result is rounded down. The formula is written in gamma and m - k, because 1 - gamma would
-    lose digits for small gammas. `tail` is `betainc` for a mixture over smaller gammas, and
-    `betaincc` for a mixture over larger gammas. docs/proofs/sampled-sensitivity.md has the proof,
-    in "At any time".
+    lose digits if gamma is small. `tail` is `betainc` for a mixture over all numbers from 0 to
+    gamma, and `betaincc` for a mixture over all numbers from gamma to 1.
+    docs/proofs/sampled-sensitivity.md has the proof, in "At any time".
     """
     mass = float(tail(m - k + 1, k + 1, gamma))
     if not 0 < gamma < 1 or mass <= 0:

@@ -18,8 +18,9 @@ _GROUP = 64  # This is below 2^16, so that two counts of a group fit into 32 bit
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Two bit patterns, low and high, and how many distances are below each pattern. The number of
-# distances below `low` is less than the rank, and the number below `high` is at least the rank.
+# Two bit patterns of floats, low and high, and how many distances are below each pattern. The
+# number of distances below `low` is less than the rank, and the number below `high` is at least the
+# rank.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 # Two patterns, and the counts that `_counts_of_groups` returns for these patterns.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
@@ -111,7 +112,7 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """Finds the bit pattern of a rank by bisection, with one pass over all distances per bit."""
+    """Finds the bit pattern of the distance of a rank, by one pass over all distances per bit."""
     # The number of steps is constant. On an accelerator, a loop that ends depending on data would
     # wait for the host after each step.
     bits = 8 * distances.dtype.itemsize - 1
@@ -185,9 +186,10 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 def _sampled_bracket(
     distances: jax.Array, rank: jax.Array, m: jax.Array, axis: str | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns two patterns that most likely enclose the rank, from a sample of the distances.
+    """Returns two bit patterns, between which the distance of this rank most likely lies.
 
-    They are three standard errors away from the estimated position of the rank.
+    They come from a sample of the distances, three standard errors below and above the expected
+    place of the distance in this sample.
     """
     sample = distances[:: round(distances.size ** (1 / 3))]
     size = _total(jnp.uint32(sample.size), axis).astype(jnp.float32)
@@ -202,11 +204,12 @@ def _sampled_bracket(
 
 
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
-    """Returns two patterns around the rank, by linear interpolation in the bracket.
+    """Returns two bit patterns, between which the distance of this rank most likely lies.
 
-    Interpolation assumes uniformly distributed patterns. The margin on either side is a fraction of
-    the bracket: 1/64, for densities that are not uniform, plus 3 / sqrt(i) if i distances are
-    inside. The second part is at least six standard deviations of the rank's place.
+    The pattern of this distance is estimated by linear interpolation in the bracket, which assumes
+    uniformly distributed patterns. The margin on either side of the estimate is a fraction of the
+    bracket: 1/64, for densities that are not uniform, plus 3 / sqrt(i) if i distances are in the
+    bracket. The second part is at least six standard deviations of the pattern's position.
     """
     low, high, below, above = bracket
     inside = (above - below).astype(jnp.float32)
@@ -221,7 +224,7 @@ def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Arr
 
 
 def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Counts the distances of each group below the first pattern, and between both patterns.
+    """Counts the distances whose bit patterns are below `first`, and in [first, second), by group.
 
     A group consists of every `_BLOCK // _GROUP`-th distance of a block. Both counts share one
     uint32, with the second count in the upper 16 bits. Distances after the last whole block are not
@@ -243,7 +246,10 @@ def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array)
 def _count_below(
     distances: jax.Array, groups: jax.Array, first: jax.Array, second: jax.Array
 ) -> jax.Array:
-    """Returns how many distances are below each of two patterns, from the counts of groups."""
+    """Returns how many distances have bit patterns below `first`, and how many below `second`.
+
+    `groups` has the counts of `_counts_of_groups`.
+    """
     rest = _patterns(distances[distances.size // _BLOCK * _BLOCK :])
     below = jnp.sum(groups & 0xFFFF, dtype=jnp.uint32)
     below_both = below + jnp.sum(groups >> 16, dtype=jnp.uint32)
@@ -254,9 +260,10 @@ def _count_below(
 def _gather(
     distances: jax.Array, low: jax.Array, high: jax.Array, seen: _Seen
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the patterns in [low, high), padded with high, and whether there are too many.
+    """Returns the bit patterns of distances in [low, high), and whether there are too many.
 
-    It reads only the groups that contain such a pattern, and all distances outside of groups.
+    The patterns are padded with `high`. Only groups that contain such a pattern are read, and the
+    distances that are in no group.
     """
     first, second, groups = seen
     groups = lax.cond(

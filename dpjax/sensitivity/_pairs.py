@@ -70,7 +70,7 @@ def neighboring_pair(
 
 
 def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
-    """Draws by how many places to rotate the records of databases, uniformly from 1 to n - 1.
+    """Draws the number of places by which to rotate each database, uniformly from 1 to n - 1.
 
     The host draws these numbers from the words of the key, because drawing them in the compiled
     program would double its compile time.
@@ -168,8 +168,8 @@ class RandomPair:
         refuse_touching("norm", norm_program.jaxpr)
         if norm_program.calls_host:
             raise ValueError(
-                "norm must be written in JAX, got a norm that runs code on the host, which "
-                "could not report the pair on which it failed"
+                "norm must be written in JAX, got a norm that runs code on the host: if this code "
+                "failed, dpjax could not report on which pair"
             )
         if [leaf.shape for leaf in norm_program.outputs.leaves] != [()]:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
@@ -352,10 +352,9 @@ class RandomPair:
     def distance_by_sums(
         self, key: Key, index: jax.Array, changed: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the distance of pair `index` by a shortcut, and the resolution of its value.
+        """Returns the distance of pair `index` by a shortcut, and the resolution of the value f(D).
 
-        Two records do not determine the value, so with `two_records` the resolution is returned
-        as 0.
+        With `two_records`, f(D) is not computed, so the resolution is not known, and 0 is returned.
         """
         assert self.sums is not None
         if self.two_records is None:
@@ -382,8 +381,9 @@ class RandomPair:
 
 @functools.lru_cache(64)
 def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
-    """Returns a list from a cache; it is empty until the caller appends the pair with shortcuts.
+    """Returns the cached list for these programs, which is empty at first.
 
+    The caller appends a pair with the shortcuts `sums` and `two_records` of these programs.
     Programs compare equal if they compute the same function.
     """
     del target, oracle, independent
@@ -391,7 +391,7 @@ def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list
 
 
 def position_key(key: Key, index: jax.Array) -> Key:
-    """Returns a key for all draws about a pair except its records."""
+    """Returns a key for everything that is random about a pair except its records."""
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 

@@ -48,7 +48,7 @@ class Sampling:
 
     Attributes:
         key: a threefry key, placed where this host's devices can use it.
-        pair: one random pair of databases, and the distance of the target's values.
+        pair: draws a random pair of databases, and computes the distance of the target's values.
         layout: which device computes which pairs.
         team: the processes that sample together.
     """

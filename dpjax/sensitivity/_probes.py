@@ -146,18 +146,18 @@ class Probes:
         self._rotations = random_rotations(plan.words, pair.n, self._count)
 
     def rotations(self, chunks: list[int | None]) -> np.ndarray:
-        """Returns by how many places to rotate the records of each device's probed databases."""
+        """Returns the number of places by which to rotate each probed database of all devices."""
         starts = np.array([self._layout.size * (chunk or 0) for chunk in chunks])[:, None]
         indices = starts + np.arange(self.probing.rows)
         return self._rotations[np.minimum(indices, self._count - 1)].reshape(-1)
 
     def look(self, chunks: list[int | None], probed: Probed) -> list[Seen]:
-        """Collects the results of each device's chunk, and evaluates databases alone."""
+        """Collects the results of each device's chunk. Evaluates some databases one at a time."""
         rows, kept = self.probing.rows, self.probing.kept
         permuted = np.asarray(probed.permuted).reshape(len(chunks), rows)
         elsewhere = _as_sampled(np.asarray(probed.elsewhere)).reshape(len(chunks), rows)
-        # If the values alone and in a batch differ only by rounding, they differ on nearly all
-        # databases. Then the databases of the first chunk are enough.
+        # If no operation mixes the lanes of a `vmap`, computing a value in a batch changes only its
+        # rounding. This changes nearly every value, so the databases of the first chunk are enough.
         looks_alone = kept > LEAST_ALONE or 0 in chunks
         databases, values = jax.tree.map(np.asarray, probed[2:]) if looks_alone else (None, None)
         found = list[Seen]()
@@ -198,7 +198,7 @@ class Probes:
         return found
 
     def at_another_position(self, block: Block) -> Findings:
-        """Returns the largest finite change of a probed value, for one more sampled position."""
+        """Returns the largest finite change of a value, when records at one position change."""
         layout, found = self._layout, Findings()
         for place, d in enumerate(layout.local):
             for chunk in layout.chunks_of(d):
@@ -240,7 +240,7 @@ class Probes:
 
 
 def probed_pairs(pair: RandomPair, point: OperatingPoint) -> int:
-    """Returns how many pairs have probed databases; 0 for a sum, which probes other databases."""
+    """Returns how many sampled pairs are probed; 0 for a sum, whose probes draw more databases."""
     return 0 if pair.sums else _databases(pair, point)
 
 
@@ -306,8 +306,8 @@ class _ProbesOfSum:
     def __init__(self, plan: Plan, count: int, *, progress: bool):
         """Starts the first chunk on every device."""
         pair, layout = plan.pair, plan.layout
-        # No operation of a sum mixes the lanes of a `vmap`, so its probes may use a different chunk
-        # size from the sampler's.
+        # No operation of a sum mixes the lanes of a `vmap`. So the chunks of the probes may have
+        # another size than the chunks of the sampler.
         device = layout.devices[0]
         most = fitting(pair.bytes_of_a_database(device), device)
         self._plan, self._count, self._progress = plan, count, progress
@@ -377,7 +377,8 @@ def _compiled_probes(
 ) -> tuple[dict[str, jax.Array], Database, Value]:
     """Returns, for every device, distances of a chunk, its first databases, and all values.
 
-    `work` contains the indices of the pairs, and by how many places to rotate each database.
+    `work` contains the indices of the pairs, and the number of places by which each database is
+    rotated.
     """
 
     def probe(index: jax.Array, steps: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
@@ -421,17 +422,18 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
     """Returns the amount to add to the estimate for rounding that sampled distances do not include.
 
     The result is twice the largest change of a value, because both values of a pair may have
-    changed. Two kinds of changes count: between a database alone and in a batch; and, for targets
-    that ignore the order, by permuting the records. For a sum, the result is at least twice the
-    resolution, plus the disagreement of the shortcut.
+    changed. The value of a database may change when the database is evaluated alone instead of in a
+    batch; and, for targets that ignore the order, when its records are permuted. For a sum, the
+    result is at least twice the resolution, and the largest difference between distances by the
+    shortcut and by the target is added.
 
     Raises:
-        ValueError: if permuting the records changes the value by more than rounding can, because
-            then distances at the last position say nothing about other positions; or if a
-            database's value alone differs from its value in a batch by more than rounding can. Both
-            changes are compared with the change when a record of the same database is replaced.
-            Comparing them with the estimate would be weaker: if distances have heavy tails, the
-            estimate is far above most distances.
+        ValueError: if permuting the records changes a value by more than rounding can, because then
+            distances at the last position say nothing about other positions; or if evaluating a
+            database alone instead of in a batch does. Each of these changes is compared with the
+            changes of the same databases' values when a record is replaced. A comparison with the
+            estimate would be weaker: if distances have heavy tails, the estimate is far above most
+            distances.
         RuntimeError: if the shortcut for sums disagrees with the target.
     """
     moved = max(found.permuted, found.alone)
@@ -495,10 +497,11 @@ def refuse_places(databases: Database) -> None:
         if np.any(fixed & ~np.all(_equal(columns[0], columns[0, :1]), axis=0)):
             raise ValueError(
                 "oracle must draw records in random order for positions='last', which replaces the"
-                " last record, but the oracle always gives the last record the same numbers at"
-                f" {jax.tree_util.keystr(path) or 'its only leaf'}: other records have other"
-                " numbers there, which are the same in every database. Shuffle all records by"
-                " jax.random.permutation, or ask for positions='average' or 'each'"
+                " last record, but the numbers at"
+                f" {jax.tree_util.keystr(path) or 'its only leaf'} depend only on the position of"
+                " a record: they differ between records, and are the same in every database."
+                " Shuffle all records by jax.random.permutation, or ask for positions='average' or"
+                " 'each'"
             )
 
 
@@ -529,12 +532,13 @@ def _rounded_apart(found: Findings) -> float:
 
 
 def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: int = 1) -> None:
-    """Refuses an oracle if too many distances at random positions exceed a limit.
+    """Refuses an oracle if replacing random records changes values too often by more than a limit.
 
     Args:
-        elsewhere: for each of the first databases, the change of the value when the record at a
-            random position is replaced.
-        limit: the k-th smallest of all m distances at the last position, or any larger number.
+        elsewhere: for each probed database, the change of the value when the record at a random
+            position is replaced.
+        limit: the k-th smallest of the m changes of values when the last record is replaced, or any
+            larger number.
         m: number of databases.
         k: rank of the limit.
         looks: an upper bound on the number of tests, which share the false-alarm rate.
@@ -542,12 +546,12 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
     beyond = int(np.sum(elsewhere > limit))
     if chance_of_as_many(beyond, len(elsewhere), m, k) < _CHANCE / looks:
         raise ValueError(
-            "oracle must draw exchangeable records, for positions='last', but replacing a "
-            f"record at a random position changed the target by more than {limit:.3g} on "
-            f"{beyond} of {len(elsewhere)} databases, while replacing the last record did so on "
-            f"at most {m - k} of {m} databases. Sorted records, time series, and classes one "
-            "after the other are not exchangeable: ask for positions='average' or 'each', or "
-            "shuffle all records by jax.random.permutation"
+            "oracle must draw exchangeable records for positions='last', but replacing a record at "
+            f"a random position changed the target by more than {limit:.3g} on {beyond} of "
+            f"{len(elsewhere)} databases. Replacing the last record changed the target by more "
+            f"than that on at most {m - k} of {m} databases. Sorted records, time series, and "
+            "classes one after the other are not exchangeable: ask for positions='average' or "
+            "'each', or shuffle all records by jax.random.permutation"
         )
 
 

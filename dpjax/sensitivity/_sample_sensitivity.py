@@ -127,7 +127,7 @@ def sample_distances(
 
 
 def _on_the_host(sampling: Sampling) -> jax.Array:
-    """Runs the compiled program of `sample_sensitivity`, so that distances have the same bits."""
+    """Runs the compiled program of `sample_sensitivity`, whose distances have the same bits."""
 
     def at(position: int) -> jax.Array:
         block, _ = sample_block(sampling, position=position)
@@ -155,9 +155,9 @@ def _in_a_program(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array
 
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# Defaults if `until` is given. The number of pairs is at most `over_least` times the least m, and
-# at most `most`, because memory for all distances is allocated at the start (256 MiB). There are at
-# least `_LOOKS` chunks, because sampling can end only after a chunk.
+# Defaults if `until` is given. The number of pairs is at most `over_least` times the least feasible
+# number, and at most `most`, because memory for all distances is allocated at the start (256 MiB).
+# There are at least `_LOOKS` chunks, because sampling can end only after a chunk.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -189,8 +189,8 @@ def sample_sensitivity(
     larger of:
 
     - a unit in the last place of the largest f(D);
-    - twice the largest change of f(D) that the probes saw, when they permuted the records or
-      evaluated f on one database alone, as in a release.
+    - twice the largest change of f(D) in the probes. Probes permute the records of some databases,
+      and evaluate f on one database alone, as in a release, instead of in a batch.
 
     If records have public bounds, `dpjax.prove_sensitivity` may prove a global sensitivity instead.
     The printed result says so, for programs of at most 80 operations.
@@ -494,9 +494,9 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
         raise ValueError(f"until must be a ratio above 1, such as 1.05, got {until}")
     if gamma is None or method == "dkw" or positions == "each" or jax.process_count() > 1:
         raise ValueError(
-            'until needs a gamma, a method other than "dkw", positions other than "each", and one'
-            f" process, got gamma={gamma}, method={method!r}, positions={positions!r} and"
-            f" {jax.process_count()} processes"
+            'until can be used only with a gamma, a method other than "dkw", positions other than'
+            f' "each", and one process, got gamma={gamma}, method={method!r},'
+            f" positions={positions!r} and {jax.process_count()} processes"
         )
 
 

@@ -31,8 +31,8 @@ _LINEAR = names("reduce_sum cumsum neg")
 _SUMS = names("add sub add_any concatenate")
 # Primitives that select elements of their first operand, at indices given by the other operands.
 _CHOICES = names("gather dynamic_slice")
-# An array, and whether it depends on the inputs of the program. If it does, the array contains only
-# the linear part of the value.
+# An array, and a flag that is True if the array depends on the inputs of the program. In this case,
+# the array contains only the linear part of the value.
 _Known: TypeAlias = tuple[jax.Array, bool]
 
 

@@ -139,7 +139,7 @@ class Axis:
         return jax.tree.map(operator.itemgetter(places), self.values)
 
     def spec_of_value(self) -> PyTree:
-        """Returns the shapes and dtypes of one value of a traced axis."""
+        """Returns the shapes and dtypes of one of the values, for a traced parameter."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.values)
 
 
@@ -151,8 +151,8 @@ def axes_of(
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or name in ("key", REPEAT):
             raise ValueError(
-                "traced and static must have names of the function's parameters as keys, other than"
-                f" key and {REPEAT}, got {_checks.shown(name)}"
+                "traced and static must be dicts from names of parameters to values. No name may be"
+                f" 'key' or {REPEAT!r}, got {_checks.shown(name)}"
             )
     if both := sorted(set(traced) & set(static)):
         raise ValueError(f"parameters must be traced or static, not both: {', '.join(both)}")
@@ -176,7 +176,7 @@ def _traced(name: str, values: PyTree) -> Axis:
     if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
         raise ValueError(
             f"{name} must be a list of numbers, or arrays with a leading axis of values, got"
-            f" {_checks.shown(values)}; give other choices as static"
+            f" {_checks.shown(values)}; pass other values in static instead of traced"
         )
     size, *others = {np.shape(leaf)[0] for leaf in leaves}
     if others or size == 0:
@@ -195,7 +195,7 @@ def _traced(name: str, values: PyTree) -> Axis:
 
 
 def _without_sign_of_zero(name: str, leaf: ArrayLike) -> np.ndarray:
-    """Converts numbers to JAX's dtype, and -0.0 to 0.0, which has the same fingerprint."""
+    """Converts numbers to JAX's dtype, and -0.0 to 0.0, as both have the same fingerprint."""
     held = as_held(name, leaf)
     return held + held.dtype.type(0) if held.ndim == 1 else held
 
@@ -208,7 +208,11 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 
 
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
-    """Returns the coordinates of an axis: its numbers, or for a tree an index and its numbers."""
+    """Returns the coordinates of an axis, by name.
+
+    A vector has its numbers as coordinates. A matrix or a tree has an index, and the numbers of
+    each leaf that is a vector.
+    """
     paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
     names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
     if len(set(names)) < len(names):

@@ -22,8 +22,8 @@ from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, wo
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
 # A random draw of at most `_MOST_VALUES` values gets a separate program. A larger draw does not,
-# because its result would need additional memory. If more than `_MOST_DRAWS` draws would get one,
-# none does, because hundreds of small programs take longer to compile.
+# because its result would need additional memory. If there are more than `_MOST_DRAWS` small draws,
+# none gets a separate program, because hundreds of small programs take longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 
@@ -53,7 +53,7 @@ class _Step:
 
 
 def cut_at_draws(program: Program) -> Cut:
-    """Cuts a program of a key and values at its small draws from the key.
+    """Splits off the small random draws of a program whose inputs are a key and values.
 
     Without cuts, each choice of static parameters would compile ChaCha20 and the noise tables
     again. The cuts of a program do not depend on other choices of static parameters, so the bits of
@@ -123,7 +123,7 @@ class _Walked:
         return found
 
     def _is_small(self, step: _Step) -> bool:
-        """Whether a step draws few numbers, or keys of the same kind as the key."""
+        """Whether a step draws few numbers or keys, and the keys are of the input key's kind."""
         drawn, kind = [*map(aval, step.equation.outvars)], self.program.inputs.leaves[0].dtype
         kinds = {x.dtype for x in drawn if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
         return kinds <= {kind} and 0 < sum(x.size for x in drawn) <= _MOST_VALUES

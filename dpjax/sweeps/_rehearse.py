@@ -132,8 +132,9 @@ def rehearse(
                 drawn[name] = one.published(drawn[name]) if one.published else drawn[name]
         for name, found in drawn.items():
             if selecting:
-                # If one mechanism selects by scores, the noisy scores of the others are used to
-                # select, too: as many options as the first mechanism that selects.
+                # If one mechanism selects by scores, the noisy scores of the others are turned into
+                # selections, too: the options with the largest noisy scores are selected, as many
+                # as by the first mechanism that selects.
                 like = drawn[next(iter(selecting))]
                 chosen = found if name in selecting else _largest(found, like)
                 answer, found = _best_and_selected(value, chosen)

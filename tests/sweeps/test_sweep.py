@@ -258,15 +258,15 @@ def test_files_give_back_what_was_saved(key, tmp_path):
 
 
 REFUSED = {
-    "a name": ({"traced": {"key": [1]}}, ValueError, "other than key and repeat, got 'key'"),
-    "no name": ({"static": {"a b": [1]}}, ValueError, "must have names"),
+    "a name": ({"traced": {"key": [1]}}, ValueError, "No name may be 'key' or 'repeat', got 'key'"),
+    "no name": ({"static": {"a b": [1]}}, ValueError, "must be dicts from names of parameters"),
     "both": (
         {"traced": {"x": [1]}, "static": {"x": [2]}},
         ValueError,
         "traced or static, not both",
     ),
     "no list": ({"traced": {"x": 1.0}}, ValueError, "x must be a list of numbers"),
-    "strings": ({"traced": {"x": ["a"]}}, ValueError, "give other choices as static"),
+    "strings": ({"traced": {"x": ["a"]}}, ValueError, "pass other values in static"),
     "empty": ({"traced": {"x": []}}, ValueError, "at least 1"),
     "ragged": (
         {"traced": {"x": {"a": np.ones(2), "b": np.ones(3)}}},
