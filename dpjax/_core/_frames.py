@@ -388,7 +388,7 @@ class Batches:
     on_partitions: Callable[[Sequence[str], Callable[[Any], Any]], Iterator[Any]] | None = None
 
     def first(self, rows: int) -> Table:
-        """Returns a table of at most `rows` rows, for the names and dtypes of its columns."""
+        """Returns at most `rows` rows; only the names and dtypes of the columns matter."""
         columns = table_of_columns(self.name, self.like())
         return {name: column[:rows] for name, column in columns.items()}
 

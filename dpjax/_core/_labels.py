@@ -120,7 +120,7 @@ def _ends(value: Value, accuracy: Accuracy, arrays: int) -> list[Ends | None]:
     """Returns the ends of the intervals of each array; None if no interval is known."""
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    # No interval is known for this release, so its rows will have no columns for one.
+    # No interval is known for this release, so its rows have no entries "low" and "high".
     except ValueError:
         return [None] * arrays
     return list(zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True))
@@ -156,7 +156,7 @@ def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[st
 
 
 def frame_of(rows: list[dict[str, Any]]) -> Any:
-    """Converts rows to a pandas DataFrame, whose index contains the labels of the numbers."""
+    """Converts the dicts of `rows_of` to a pandas DataFrame, with their labels as its index."""
     pandas = _checks.extra("pandas", "sweep")
     titles = titles_of(rows)
     # Arrays of a pytree may have different axes, so a row may lack a label that other rows have.

@@ -23,22 +23,22 @@ LogPmf: TypeAlias = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class PairLoss:
-    """The privacy loss of a release on a pair, as a function of the difference of both values.
+    """The privacy loss of a release on a pair, as a function of the difference of its two values.
 
     Attributes:
         family: the family of privacy profiles.
         shift: a seminorm, which maps the difference of the released arrays to a distance in units
             of the noise. For pure families, the distance bounds the privacy loss. For Gaussian
             noise, it is in standard deviations.
-        nominal: the shift of a pair at the distance to which the noise is calibrated.
+        nominal: the shift of a pair whose distance is the sensitivity that noise is calibrated to.
         rounding: a bound on how much rounding to the grid can add to a shift.
         loss: the additional loss because noise is drawn from tables, for the whole release.
         missed: the probability that the tables omit, for the whole release.
         shifts: for Laplace noise, maps the difference of the released arrays to the shift of every
             coordinate, in units of the scale; None for other families.
         logits: for a selection, maps the released arrays to the logit of each option: its log
-            weight (the largest weight is 1) minus its gap over the scale. None for other
-            mechanisms.
+            weight (the largest weight is 1) minus its gap to the best score over the scale. None
+            for other mechanisms.
         log_pmf: for a selection, maps logits to log probabilities.
         options: the number of options of a selection.
         arrays: maps the target's value to the released arrays; None if they are the same.

@@ -90,7 +90,7 @@ class Moments:
         return integers.view(f"{'m' if self.kind == 'durations' else 'M'}8[{unit}]")
 
     def exact(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the same as `moments`, but as times even for dates, to keep fractions of days."""
+        """Converts numbers like `moments`, but dates become times, which keep fractions of days."""
         if self.kind == "dates":
             return Moments("times").moments(numbers * _DAY)
         return self.moments(numbers)
@@ -110,7 +110,8 @@ class Moments:
             texts, step = np.datetime_as_string(times, unit=unit.resolution).tolist(), unit.step
         left_out = f" ...] of shape {numbers.shape}" if most < numbers.size else "]"
         shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}{left_out}"
-        # Printed times are cut to the precision, so the printed error is larger by one step of it.
+        # Printed times are truncated, and printed durations are rounded. The printed error includes
+        # `step`, which bounds what they lose.
         return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 
 

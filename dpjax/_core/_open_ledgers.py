@@ -248,8 +248,9 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
         return []
     # A ledger that is `given` for one release counts as the innermost block.
     around = [block.ledger for block in _AROUND.get()] + ([] if given is None else [given])
-    # If a part or a share of a ledger is inside the ledger's block, the ledger is not notified,
-    # because the part debits it. If the ledger is inside the block of its part, both are notified.
+    # A part or a share of a ledger debits the ledger itself. So if the block of a part is inside
+    # the block of its ledger, only the part is notified. If the block of the ledger is the inner
+    # one, both are notified.
     own = [
         one
         for i, one in enumerate(around)

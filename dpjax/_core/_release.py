@@ -429,8 +429,8 @@ class Release:
             also what an attacker can learn, and how the model was trained.
 
         Raises:
-            ModuleNotFoundError: for a training, if dp-accounting, of the extra `accounting`, is not
-                installed.
+            ModuleNotFoundError: if the release is the result of a training, and dp-accounting
+                (extra `accounting`) is not installed.
             ValueError: if the release is a batch, or if its guarantee contains NaN.
 
         Formal guarantees:

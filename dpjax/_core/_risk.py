@@ -149,7 +149,8 @@ def risk_of_losses(
         largest = min(joint.get_epsilon_for_delta(left + _LEAST_DELTA), LARGEST_EPSILON)
         ideal = np.linspace(0.0, max(largest, 1e-6), _POINTS)
         found = np.asarray(joint.get_delta_for_epsilon(ideal))
-        # dp-accounting sums one epsilon and many in different orders. The advantage must not
+        # The delta at one epsilon may differ slightly from the same entry of an array of deltas,
+        # because dp-accounting adds up their terms in different orders. The advantage must not
         # depend on `at_zero_only`.
         found[0] = at_zero
     found = found * _OUTWARD + TRANSFORMS + lost

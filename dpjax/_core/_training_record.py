@@ -21,8 +21,8 @@ class TrainingRecord:
         rate: the probability that a record is in a batch of its group or bin, or in a batch that it
             may join.
         capacity: the number of slots of a batch.
-        groups: the number of groups or bins. A record may join only one of this many consecutive
-            batches, that of its group or bin if there are any.
+        groups: the number of groups or bins. Of this many consecutive batches, a record may join at
+            most one: the batch of its group or bin, or any of them if sampling is "separated".
         clip_norm: the clip norms, as strings.
         noise_multiplier: the least noise multiplier of a step.
         strategy: the number of bands of correlated noise; 1 for independent noise.

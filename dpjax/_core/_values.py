@@ -301,7 +301,10 @@ class KnowsSensitivity(abc.ABC):
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether the bound is for integers that get noise, not for the value made from them."""
+        """Whether releases are computed from integers with noise. The bound is for these integers.
+
+        Otherwise, noise is added to the value, and the bound is for the value.
+        """
         return False
 
     def _inside(self, mechanism: Mechanism) -> Inside:

@@ -84,7 +84,7 @@ def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
 
 
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
-    """Bounds by how much rounding can increase the change of `average` when a term is replaced.
+    """Returns a bound on how much rounding adds to the change of `average` if a term is replaced.
 
     In units of `largest`, rounding the terms to the grid adds at most eps / 2, and each of the two
     averages has an error of at most 2 eps. So 5 eps are enough, unless `largest` is so small that

@@ -21,7 +21,7 @@ _Arrays = tuple[jax.Array, ...]
 
 
 def at_once(results: _Tree) -> _Tree:
-    """Returns `results` unchanged, but on a CPU, one loop computes all of them.
+    """Makes XLA compute all results in one loop on a CPU. Their values do not change.
 
     All must be integers or booleans of the same shape.
     """
@@ -29,7 +29,7 @@ def at_once(results: _Tree) -> _Tree:
 
 
 def reduced(results: _Tree) -> _Tree:
-    """Returns the same arrays, as the results of a reduction: a bitwise "or" with zeros."""
+    """Returns equal arrays that a reduction computes: a bitwise "or" of each array with zeros."""
 
     def above_zeros(x: jax.Array) -> jax.Array:
         edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)
@@ -41,10 +41,10 @@ def reduced(results: _Tree) -> _Tree:
 def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
     """Returns `steps(arrays)`, computed in one loop; `steps` is elementwise and maps 0 to 0.
 
-    `reduced` stacks zeros on the results. This function stacks zeros on the operands instead, which
-    is equivalent because `steps` maps zeros to zeros. Then XLA fuses all operations, however many
-    results share them. The zeros come from a bit mask, because with `where` LLVM would not
-    vectorize table look-ups.
+    `reduced` appends zeros to each result. This function appends zeros to each operand instead,
+    which is equivalent because `steps` maps zeros to zeros. Then XLA fuses all operations, however
+    many results share them. A bitwise "and" makes the zeros. With `where` in its place, LLVM would
+    not vectorize table look-ups.
     """
 
     def above_zeros(x: jax.Array) -> jax.Array:

@@ -18,8 +18,8 @@ from jax.typing import ArrayLike, DTypeLike
 _LEAST = np.finfo(np.float32).tiny
 # A generous bound on the relative error of SciPy's inverse incomplete beta functions.
 _BETA_ROUNDING = 1e-9
-# The ranks of points in a `TailBand` grow by this factor. So between two points, a limit exceeds
-# the best one by at most about this factor.
+# The ranks of points in a `TailBand` grow by this factor. For an x between two points, the limit of
+# the lower point is used. It exceeds the limit of a point at x by at most about this factor.
 _RATIO = 1.05
 # A bound on the relative rounding error of a sum of products of numbers in [0, 1].
 _SUM = 1e-12

@@ -1,9 +1,9 @@
 """`LedgerFile`: a budget in a file. A debit is durable on the disk before `debit` returns.
 
 Entries form a hash chain (`Chain`). A second file contains the high-water mark: the number and hash
-of the last debit that a release may be based on. If a ledger has fewer entries than its mark says,
-it is an old copy, in which such a debit is missing. Each process adds up only entries that it has
-verified itself.
+of the newest entry on which a release may already depend. If a ledger does not have this entry, it
+is an old copy, in which debits are missing. Each process adds up only entries that it has verified
+itself.
 
 This module and its imports need only the standard library.
 """
@@ -213,9 +213,9 @@ class Mark(NamedTuple):
 
 
 class HighWaterMark:
-    """A file that names the newest entry of a ledger that a release may be based on.
+    """A file with the number and hash of the newest entry on which a release may already depend.
 
-    A ledger without this entry is too old to be trusted.
+    A ledger without this entry is an old copy or another ledger, and is not trusted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -443,7 +443,10 @@ class LedgerFile:
         mark, exists = self._mark.read(), self.path.exists()
         relied_on = mark is not None and mark.number > 0
         if relied_on and not exists:
-            raise LedgerError(f"{self.path} is gone, but not its high-water mark")
+            raise LedgerError(
+                f"{self.path} is missing, but its high-water mark {self._mark.path.name} shows that"
+                " it has debits: restore the file"
+            )
         if exists and not os.stat(self.path).st_mode & 0o222:
             # This is checked explicitly, because the superuser can write to read-only files.
             raise LedgerError(f"{self.path} is read-only")
@@ -476,9 +479,9 @@ class LedgerFile:
         POSIX, closing any descriptor of a file releases all locks of the process on it.
         """
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        # Another process may create the ledger after the tables were read. It writes the tables and
-        # the application ID in one transaction. So the ID, which is read second, is there, and the
-        # file is accepted.
+        # The tables are read before the application ID. If another process creates the ledger in
+        # between, in one transaction, the ID is found, and the file is accepted. In the other
+        # order, tables would be found without the ID, and the file would be refused.
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == 0 and tables is None and not relied_on:
             self._make(connection)

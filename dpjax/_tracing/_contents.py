@@ -285,7 +285,10 @@ def _contents(value: Any) -> Hashable:
 
 
 def _of_ours(function: types.FunctionType) -> Hashable:
-    """Returns the contents of a function of dpjax, which never assigns closed-over variables."""
+    """Returns the contents of a function of dpjax: its code, default values and closure.
+
+    Functions of dpjax never assign variables that they close over.
+    """
     if vars(function) or function.__kwdefaults__:
         raise _UnknownError
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

@@ -229,8 +229,8 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
 
 # Operations whose results on a CPU differ from XLA's definitions.
 #
-# On a CPU, jaxlib 0.10 runs operations before a sum or an extremum by the library YNNPACK, which
-# deviates from XLA's definitions:
+# On a CPU, jaxlib 0.10 uses the library YNNPACK for operations that precede a sum or an extremum.
+# YNNPACK deviates from XLA's definitions:
 #
 # - It treats 8-bit integers as approximate: it rounds casts from floats or omits them, divides
 #   integers as floats, and does not wrap around.
@@ -254,7 +254,7 @@ def _may_differ(equation: Equation) -> bool:
 
 
 def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
-    """Runs an operation as XLA defines it; returns None if jaxlib computes it correctly."""
+    """Runs an operation by XLA's definition if jaxlib may deviate from it; else returns None."""
     if not _takes_bfloat16(equation):
         output = _of_wide(equation, *operands)
         return None if output is None else [output]
@@ -270,9 +270,9 @@ def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Ar
 
 
 def _of_wide(equation: Equation, *operands: jax.Array) -> jax.Array | None:
-    """Runs an operation that has no bfloat16 operands, as XLA defines it.
+    """Runs an operation without bfloat16 operands by XLA's definition.
 
-    The result is None if jaxlib computes it correctly.
+    Returns None if jaxlib does not deviate from this definition.
     """
     if _is_of_bytes(equation):
         return _of_bytes(equation, *operands)
@@ -295,7 +295,10 @@ def _takes_bfloat16(equation: Equation) -> bool:
 
 
 def _in_float32(x: jax.Array) -> jax.Array:
-    """Converts bfloat16 to float32 by bit operations, because YNNPACK would process a cast."""
+    """Converts bfloat16 to float32 by bit operations.
+
+    A cast would let jaxlib pass bfloat16 to YNNPACK, which handles it wrongly.
+    """
     bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
     return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
 

@@ -5,8 +5,8 @@ the code ran there, it could catch KeyboardInterrupt, and dpjax would not notice
 
 If a target on the host fails on a sampled database, the error should say on which one. But an error
 on a private database must reveal nothing about it. A compiled program does not know by which code
-it is called. So programs that call the host have an additional first input, the origin of the
-database.
+it is called. So programs that call the host have an additional first input, the *origin* of the
+database: whether it is private, or where the sampler uses it.
 
 A jaxpr contains primitives, but not the code that implements them. For JAX's own primitives it is
 known that they compute the same alone and under `vmap`. Any other primitive could compute anything.
@@ -253,7 +253,7 @@ def stopping() -> Generator[None, None, None]:
 def ended_when_stopped(
     start: Callable[[], subprocess.Popen[bytes]], end: Callable[[subprocess.Popen[bytes]], object]
 ) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Starts a subprocess, and ends it when the block or this process ends, or host calls stop."""
+    """Starts a subprocess. Ends it with the block or this process, or if host calls are stopped."""
     with _LOCK:
         program = start()
         _ends.add(at_stop := functools.partial(end, program))
@@ -277,7 +277,7 @@ def _stop() -> None:
             end()
 
 
-# The origin of a database: two numbers, its role and its pair.
+# The origin of a database is two numbers: its role, and the index of its pair.
 
 SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
 
@@ -305,7 +305,7 @@ PRIVATE = np.zeros(SPEC.shape, SPEC.dtype)
 
 
 def sampled(role: Role, pair: jax.Array) -> jax.Array:
-    """Returns the origin of a database that the sampler drew, from its role and its pair."""
+    """Returns the origin of a sampled database: its role, and the index of its pair."""
     return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
 
 
@@ -372,7 +372,8 @@ class Tracing:
     """Information about a program while it is being traced.
 
     Attributes:
-        origin: the program's input that receives the origin of the database.
+        origin: the input of the program that says whether its database is private, or where the
+            sampler uses it.
         settings: values that determine where host calls run, but have no effect on their outputs.
     """
 
@@ -380,11 +381,15 @@ class Tracing:
     settings: list[object]
 
 
-# A user context is part of the key of JAX's caches. Otherwise, JAX would reuse the trace of an
-# inner `jit` function of a target, together with the origin from another program.
+# The program that is being traced. JAX's caches have this user context in their keys. Otherwise, if
+# two programs call one `jit` function, JAX would reuse its trace from the first program, and that
+# trace refers to the `origin` of the first program.
 TRACING = jax.make_user_context(None)
 
 
 def current() -> Tracing:
-    """Returns the program that is being traced. Outside of tracing, databases count as private."""
+    """Returns facts about the program that is being traced.
+
+    If no program is being traced, the database counts as private.
+    """
     return TRACING.value or Tracing(PRIVATE, [])

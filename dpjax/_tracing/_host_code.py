@@ -268,7 +268,10 @@ class _Encoder:
         self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
 
     def _dtype(self, dtype: np.dtype) -> None:
-        """Hashes a dtype in a separate encoder, because equal dtypes may be different objects."""
+        """Hashes a dtype in a separate encoder, so that equal dtypes have equal hashes.
+
+        If dtypes had numbers, two references to one dtype would differ from two equal dtypes.
+        """
         part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
         self._bytes("dtype", part.sha256.digest())
@@ -350,8 +353,8 @@ def pickler() -> Any:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
                 raise UnknownCodeError(
-                    f"the whole module {obj.__name__}, because something refers to the module "
-                    "object itself"
+                    f"the module {obj.__name__}, which a closure, a default or another value "
+                    "contains: refer to it by a global variable"
                 )
             if isinstance(obj, types.FunctionType):
                 # NotImplemented makes pickle store the module and the name of the function.
@@ -443,7 +446,7 @@ def _contents(cell: types.CellType) -> tuple[object, ...]:
 
 
 def _class_apart(cls: type) -> tuple[object, ...]:
-    """Reduces a class to its parts like cloudpickle, but every copy is a new class."""
+    """Reduces a class to its parts as cloudpickle does, but each unpickling makes a new class."""
     cloudpickle = _checks.extra("cloudpickle.cloudpickle", "host")
     parts: Any = cloudpickle._dynamic_class_reduce(cls)
     make, arguments, (namespace, slots), *rest = parts

@@ -57,7 +57,7 @@ class Program:
 
     A program can be a static argument of `jit`: if the same function is traced again, the compiled
     code is reused. A program that calls the host has an additional first input, the origin of its
-    database (see `dpjax._tracing._host_calls`).
+    database: whether it is private, or where the sampler uses it (`dpjax._tracing._host_calls`).
 
     No other code can write to the arrays in a program. So a program always computes the same
     results, also on other devices and inside other programs. Users' rules for `vmap` are removed.
@@ -227,7 +227,10 @@ class Program:
 
 
 def check_concrete(name: str, do: str, *programs: Program) -> None:
-    """Refuses programs that close over a traced value; `do` says what to do outside of `jit`."""
+    """Refuses programs that close over a traced value.
+
+    `do` is the remedy in the message: what the caller should do outside of `jit`.
+    """
     if not all(program.is_concrete for program in programs):
         raise TypeError(f"{name} closes over a traced value: {do} outside of jit and vmap")
 

@@ -38,9 +38,9 @@ class _IntervalSearch:
         return (int(self.low) + jnp.minimum(steps, int(self.width()))).astype(dtype)
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Maps uniform numbers to coordinates at the two ends of the interval.
+        """Maps uniform numbers to the two ends of the interval, or to any integers in it.
 
-        Integers may be codes of categories, so they may take any value in the interval.
+        Integers may be codes of categories, for which the two ends are not special.
         """
         if not jnp.issubdtype(dtype, jnp.floating):
             return self.inside(uniform, dtype)
@@ -119,7 +119,7 @@ def _searches(records: PyTree, bounds: PyTree) -> list[_IntervalSearch]:
 
 
 def _is_bound(x: object) -> bool:
-    """Whether `x` is a ball or a pair of numbers. A tuple that contains bounds is a tree."""
+    """Whether `x` is one bound: a ball or a pair of numbers. A tuple of bounds is a tree."""
     if isinstance(x, tuple):
         return not any(isinstance(one, tuple | Ball) for one in x)
     return isinstance(x, Ball)

@@ -27,7 +27,7 @@ def claim_of(mechanism: object) -> Guarantee | None:
 def as_clamped(mechanism: object, value: Value) -> Value:
     """Returns the value to which noise is added, by `mechanism.clamped`.
 
-    Without this method, NaN becomes 0, and infinities become the largest floats.
+    If there is no method `clamped`, NaN becomes 0, and infinities become the largest floats.
     """
     clamped = getattr(mechanism, "clamped", None)
     if clamped is not None:
@@ -44,7 +44,7 @@ class StatedGrid:
 
     @classmethod
     def of(cls, mechanism: object, value: Value) -> "StatedGrid":
-        """Reads `mechanism.grids`. Without this method, no array has a grid."""
+        """Reads `mechanism.grids`. If there is no method `grids`, no array has a grid."""
         grids = getattr(mechanism, "grids", None)
         spacings = () if grids is None else map(float, jax.tree.leaves(grids(value)))
         return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
@@ -445,7 +445,10 @@ def _bound(
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:
-    """Returns the claimed number, which a larger bound refutes; None without such a claim."""
+    """Returns the claimed epsilon or delta; None if nothing is claimed about the question.
+
+    A lower bound above this number refutes the claim.
+    """
     claim = claim_of(mechanism)
     if claim is None:
         return None

@@ -63,8 +63,8 @@ class Calibration:
             confidence: the posterior probability of the interval, in (0, 1).
 
         Returns:
-            Shape (numbers,). The interval leaves out the same number of ranks on both sides. This
-            number need not be whole.
+            Shape (numbers,), fractions of the trials. The interval leaves out equally many ranks at
+            both ends. If this number is not whole, a trial with the rank at the edge counts partly.
 
         Raises:
             TypeError: if the confidence is not a number.

@@ -349,7 +349,8 @@ def _sanitizes(case: _Case) -> str:
     return f"released like their replacements: {', '.join(found)}"
 
 
-# For one change of the value: the error of the mean ratio, the largest loss, and the delta.
+# What draws with density p show about one other value, under which the density is p': how far the
+# mean of p' / p is from 1, the largest log(p / p'), and the delta at the claimed epsilon.
 _Fit = tuple[float, float, float]
 
 
@@ -459,7 +460,7 @@ def _log_probs(mechanism: Mechanism, outputs: Value, value: Value) -> jax.Array:
 def _without_sign_of_zero(clamped: ArrayLike, value: np.ndarray) -> np.ndarray:
     """Returns a clamped array without -0.0, in the dtype of the value if the cast is exact.
 
-    In the same dtype, one compiled program releases both arrays.
+    Then the program that was compiled for the value releases the clamped array, too.
     """
     clamped = np.asarray(clamped)
     clamped = np.where(clamped == 0, np.zeros_like(clamped), clamped)

@@ -40,10 +40,11 @@ class Question:
 # The numbers of thresholds for each score: evenly spaced over the sample, and geometrically spaced
 # toward both ends.
 _EVEN, _TAIL = 256, 48
-# While an event is being chosen, the allowed error is divided by one of these numbers, so that no
-# event is chosen by chance. The first divisor widens the limits by three standard errors of the
-# sample. The smaller divisors are for rare events, small epsilons and few samples, for which the
-# first divisor would reject every event.
+# While an event is being chosen, the error probability is divided by one of these numbers. This
+# widens the limits, so that no event is chosen only because of a chance fluctuation of the sample.
+# The first divisor widens the limits by three standard errors of the sample. The smaller divisors
+# are for rare events, small epsilons and few samples, for which the first divisor would reject
+# every event.
 _CAUTIONS = (1e5, 30.0, 1.0)
 # A later score is preferred to an earlier score only if it improves the bound by this fraction,
 # because earlier scores have events that are simpler to describe.
@@ -123,9 +124,9 @@ def choose(
 ) -> list[ChosenEvent]:
     """Returns the events with the largest expected bounds, among all thresholds of all scores.
 
-    A caution divides the allowed error during the choice, so that no event is chosen by chance.
-    There is one event for each caution, the largest caution first; a smaller caution admits rarer
-    events. Scores must be in order of preference.
+    During the choice, the error probability is divided by a number, the caution. There is at most
+    one event for each caution in `_CAUTIONS`, the largest caution first; a smaller caution admits
+    rarer events. Scores must be in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]

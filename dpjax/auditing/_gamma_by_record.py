@@ -148,9 +148,10 @@ def gamma_by_record(
 ) -> RecordGammas:
     """For each record r, the fraction of its pairs that a sensitivity does not cover: gamma(r).
 
-    Let G be the distance of a pair's values, and Delta the sensitivity. P(G > Delta), which gamma
-    bounds, is an average over people. gamma(r) = P(G > Delta | record r) is the same probability
-    for a person with record r, over the other n - 1 records and the record that replaces r.
+    Let G be the distance of the values of a random pair, and Delta the sensitivity. Then gamma(r) =
+    P(G > Delta | record r) is a probability for a person with record r: the other n - 1 records and
+    the record that replaces r are random. The gamma of a sampled sensitivity bounds P(G > Delta),
+    which is the average of gamma(r) over people.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
@@ -276,7 +277,10 @@ def _further_apart(
     plan: Plan,
     hidden: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns for each record how many pairs may be uncovered, and how many certainly are."""
+    """Counts, for each record, the pairs that may be farther apart than the sensitivity.
+
+    The second result counts the pairs that certainly are.
+    """
     value = float(sensitivity.value)
     hidden += rounding_of_a_distance(plan, sensitivity.norm, value)
     least, most = outward(value - hidden, -np.inf), outward(value + hidden, np.inf)

@@ -34,13 +34,19 @@ def one_run_epsilon(
     output, but not their number.
 
     "any": let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
-    (epsilon, delta)-DP, B dominates the number of right guesses, up to mass of order m delta: P(v
-    or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
+    (epsilon, delta)-DP, the probability of v or more right guesses is bounded by
 
-    "gaussian": under mu-Gaussian DP, let p_i be the probability of i right guesses. For each c,
-    sum_(i >= c) i p_i / m <= Phi(Phi^-1(sum_(i >= c) (r - i + 1) p_(i - 1) / m) + mu). If P(v or
-    more) is p, these inequalities determine the least sum of all p_i. If it exceeds 1, mu is
-    refuted. The result is the epsilon at delta of the largest mu that is refuted.
+        P(v or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i
+
+    The result is the largest epsilon at which this bound is below p.
+
+    "gaussian": let p_i be the probability of i right guesses. Under mu-Gaussian DP, for each c,
+
+        sum_(i >= c) i p_i / m <= Phi(Phi^-1(sum_(i >= c) (r - i + 1) p_(i - 1) / m) + mu)
+
+    Suppose that P(v or more) = p. Then these inequalities determine the least possible sum of all
+    p_i. If this least sum exceeds 1, mu is refuted. The result is the epsilon at delta of the
+    largest mu that is refuted.
 
     Args:
         canaries: m, at least 1.

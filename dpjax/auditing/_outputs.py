@@ -102,7 +102,7 @@ class Coordinate:
     name: str
 
     def __call__(self, outputs: Value) -> np.ndarray:
-        """Returns this number of every output in a batch."""
+        """Returns this coordinate of every output in a batch."""
         return matrices(outputs)[self.leaf][:, self.index]
 
 
@@ -237,7 +237,10 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
 def off_the_grid(
     coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
 ) -> Code:
-    """Returns a code: 0 on the grid of most numbers; off it, which differences are exact."""
+    """Returns a code: 0 if a number is on the grid that most numbers are on.
+
+    Otherwise, it tells whether the differences of the number from value and neighbor are exact.
+    """
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
 
@@ -265,7 +268,10 @@ def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> li
 
 
 def grain(coordinate: Coordinate) -> Callable[[Value], np.ndarray]:
-    """Returns a function that computes the lowest set bit as a float; NaN if it has none."""
+    """Returns a function that computes `lowest_set_bit` of a coordinate, as floats.
+
+    The result is NaN for NaN and infinities.
+    """
 
     def evaluate(outputs: Value) -> np.ndarray:
         lowest = lowest_set_bit(exact_numbers(coordinate(outputs)))
@@ -314,7 +320,8 @@ def _power(lowest: int) -> str:
 # There are only a few batch sizes, so that audits with different numbers of samples share compiled
 # programs.
 _BATCHES = (2**10, 2**14, 2**17)
-# The largest number of floats or integers in one batch, and in each sample that proposes events.
+# The largest number of floats or integers in one batch, and in each of the two samples from which
+# events are learned and chosen.
 _MOST_NUMBERS = 2**24
 
 
@@ -323,7 +330,8 @@ class SamplePlan:
     """How many outputs of each value are used for each purpose. Each output has one purpose."""
 
     batch: int  # The number of outputs of one call of the compiled program.
-    # The number of outputs that propose events. A second sample of this size chooses among them.
+    # The number of outputs from which possible events are learned. A second sample of this size
+    # determines which of these events are tested.
     learning: int
     bounding: int  # The number of outputs that bound the probabilities of the chosen events.
 

@@ -52,8 +52,8 @@ class PrivacyProfile:
         n: the number of records of a database.
         m: the number of pairs.
         confidence: the confidence of all statements together.
-        band: limits of the distribution of the pairs' stretches. A pair with stretch 1 has the
-            privacy loss that the noise was calibrated to.
+        band: limits of the distribution of the pairs' stretches. The stretch of a pair is the
+            distance of its values divided by the distance to which the noise is calibrated.
         curve: the hockey-stick divergence of a pair, as a function of its stretch.
         identity: the fingerprint of the sampling.
         notes: other facts that a reader must know.
@@ -144,7 +144,7 @@ class PrivacyProfile:
             delta: as for `gamma`.
 
         Returns:
-            A `Guarantee`, with the gamma of `gamma`.
+            A `Guarantee`. Its gamma is the result of the method `gamma`.
 
         Raises:
             TypeError: if an argument is not a number.

@@ -1,4 +1,8 @@
-"""Random pairs for several releases: the stretch of each pair, and the loss of one release."""
+"""Random pairs for several releases: the stretch of each pair, and the loss of one release.
+
+The *stretch* of a pair is the distance of its values divided by the distance to which the noise is
+calibrated (docs/proofs/privacy-profile.md).
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -58,7 +62,8 @@ class Joint:
         pure: the sum of the epsilons of the releases without Gaussian noise.
         deviations: the l2 norm of the ratios of sensitivity to standard deviation, over the
             Gaussian releases.
-        positions: which record changes: "last" if all sensitivities have "last".
+        positions: "last" if all sensitivities are for a change of the last record, or "average" for
+            a change at a random position.
         records: shapes and dtypes of the records that sensitivities were sampled from.
     """
 
@@ -91,7 +96,7 @@ class Joint:
                 )
 
     def stretch(self, moved: PyTree) -> jax.Array:
-        """Returns the stretch of a difference: 1 for the largest difference that noise covers."""
+        """Returns the size of a difference over the size to which the noise is calibrated."""
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -99,7 +104,7 @@ class Joint:
 
     @property
     def rounding(self) -> float:
-        """Bounds how much rounding to the grids of all releases adds to a stretch."""
+        """Bounds how much `stretch` grows if the values of all releases are rounded to grids."""
         pure = [loss.rounding for loss in self.losses if loss.family != "gaussian"]
         normal = [loss.rounding for loss in self.losses if loss.family == "gaussian"]
         return float(self._worse(pure, normal, np.sum, np.linalg.norm, np.max))
@@ -114,9 +119,11 @@ def sampled_stretches(
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
     """Returns, for each pair, upper bounds on its stretch and on the loss of a simulated release.
 
+    The stretch of a pair is the distance of its values over the calibrated distance.
+
     Returns:
-        The stretches, sorted unless there are losses; the losses, or None if the stretches alone
-        give the exact curve; and the fingerprint of the sampling.
+        The stretches; the losses, or None if the stretches determine the exact curve; and the
+        fingerprint of the sampling. Stretches without losses are sorted.
     """
     sampled, hidden, plan = sampled_distances(
         key,
@@ -197,7 +204,7 @@ _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
 # The bound with `_LOGIT_ERROR` is valid only if the largest logit is at least this number. If all
 # logits are smaller, rounding errors are large relative to the differences that are computed.
 _LEAST_LOGIT = -16.0
-# A bound on the error of a shift, both relative and absolute.
+# A bound on the relative and on the absolute error of a shift, the distance in `PairLoss.shift`.
 _SHIFT_ERROR = 2.0**-10
 
 
@@ -213,13 +220,16 @@ class ReleasedPair(RandomPair):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Returns the shape of a pair's two numbers: its stretch and its loss."""
+        """Returns the shape of what `distance` returns for a pair: its stretch and its loss."""
         return (2,)
 
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the stretch and the loss of pair `index`, and the resolution of its values."""
+        """Returns the stretch and the loss of pair `index`, and the rounding step of its values.
+
+        The stretch is the distance of the values over the calibrated distance.
+        """
         if self.sums is None:
             return super().distance(key, index, position)
         loss, noise = self._release(key, index)
@@ -232,7 +242,10 @@ class ReleasedPair(RandomPair):
         return found, resolution[0]
 
     def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
-        """Returns the stretch and the loss of pair `index`, given its two values."""
+        """Returns the stretch and the loss of pair `index`, given its two values.
+
+        The stretch is the distance of the values over the calibrated distance.
+        """
         loss, noise = self._release(key, index)
         return jnp.stack([distance(self.norm, value, other), loss(value, other, noise)])
 
@@ -242,7 +255,10 @@ class ReleasedPair(RandomPair):
 
 
 def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
-    """Adds a simulated release to a pair whose stretch alone does not give the exact curve."""
+    """Adds a simulated release to a pair, unless its stretch determines the exact divergence.
+
+    The stretch of a pair is the distance of its values over the calibrated distance.
+    """
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
@@ -257,9 +273,10 @@ def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 
 
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
-    """Counts how many independent losses add up. A selection with a known `log_pmf` counts twice.
+    """Counts how many independent losses add up. Releases with at least two are simulated.
 
-    The stretch of such a selection does not determine its loss, so its releases must be simulated.
+    A selection with known `logits` counts twice, so that it is always simulated. The distance of
+    its scores alone does not determine the distribution of its loss.
     """
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
@@ -277,7 +294,9 @@ def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax
 def joint_loss(
     joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
 ) -> jax.Array:
-    """Returns the joint privacy loss of one draw of all releases. Errors of shifts are not added.
+    """Returns the joint privacy loss of one draw of all releases.
+
+    The result has no margin for errors of the distances. `_raised` adds this margin.
 
     Args:
         joint: the releases.
@@ -331,7 +350,7 @@ def chances_of(log_probabilities: jax.Array) -> jax.Array:
 
 
 def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws uniform numbers in (0, 1], rounded up to the ends of cells, and fair coins."""
+    """Draws uniform numbers in (0, 1], rounded up to multiples of 1 / `_CELLS`, and fair coins."""
     bits = jax.random.bits(key, like.shape, jnp.uint32)
     return ((bits >> 8) + 1).astype(like.dtype) / _CELLS, (bits & 1) == 1
 
@@ -358,7 +377,7 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 
 def log_of_chances(joint: Joint) -> float:
-    """Bounds the rounding error of the log probability of an option, summed over all selections."""
+    """Adds up a bound on the rounding error of an option's log probability over all selections."""
     # The factor 2 covers two errors: the error of a probability, and the error of the sum of all
     # probabilities.
     return sum(
@@ -371,7 +390,11 @@ def log_of_chances(joint: Joint) -> float:
 def _raised(
     losses: np.ndarray, stretches: np.ndarray, absolute: float, relative: float, joint: Joint
 ) -> np.ndarray:
-    """Adds the errors of stretches to sampled losses. Both are in the order of the pairs."""
+    """Adds a margin to sampled losses, for the errors of the distances from which they come.
+
+    Losses and stretches are in the order of the pairs. A stretch is the distance of two values over
+    the calibrated distance.
+    """
     losses = np.asarray(losses, np.float64)
     if max(relative, absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)

@@ -71,9 +71,10 @@ def sensitivity_report(
 ) -> SensitivityReport:
     """Compares the proved sensitivity of a target with estimates by an attack and by sampling.
 
-    All three numbers are sensitivities of the target applied to clamped records, which a release
-    with a proved sensitivity computes. The last column is the ratio to the proved number. With a
-    sampled sensitivity, noise is smaller by this ratio, but the guarantee has the gamma in its row.
+    All numbers are for the target applied to clamped records, which is what a release with a proved
+    sensitivity computes. The result prints as a table. Its last column is each number divided by
+    the proved number. With a sampled sensitivity, noise is smaller by this ratio, but the guarantee
+    has the gamma in the same row.
 
     Args:
         key: a typed key.

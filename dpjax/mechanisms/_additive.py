@@ -425,11 +425,12 @@ def gaussian_for_advantage(
 
 
 # Margins for the rounding errors of a multiplier, which is a user's formula for the ratio of the
-# noise scale to the sensitivity.  The rounding error of the formula is measured, and eight times
-# the largest error is added to the scale. Concrete parameters are evaluated in float64 on the host,
-# and the formula is compared with its own values at nearby parameters. Traced parameters are
-# evaluated in the float dtype of the program, and the formula in float32 is compared with float64
-# at many parameters. A formula with catastrophic cancellation is refused.
+# noise scale to the sensitivity. The rounding error of the formula is measured, and eight times the
+# largest error is added to the scale. For concrete parameters, the formula is evaluated in float64
+# on the host, and its value is compared with its values at nearby parameters. For traced
+# parameters, it is evaluated in the float dtype of the program, and its values in float32 are
+# compared with values in float64 at many parameters. A formula with catastrophic cancellation is
+# refused.
 
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
@@ -439,13 +440,13 @@ Multiplier = Callable[[Scalar, Scalar], Scalar]
 _COVERED = 2.0**-40
 _FACTOR = 8  # The scale is increased by this many times the largest measured error.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
-# Relative steps from 2^-8 to 2^-48, at which a formula is compared with its own values. A step up
-# is longer than a step down by an irrational factor, because equal steps could miss errors that are
-# symmetric about the center.
+# Relative steps, from 2^-8 to 2^-48, to the nearby parameters of this comparison. A step up is
+# longer than a step down by the irrational factor `_LONGER`, because equal steps could miss errors
+# that are symmetric about the parameter.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
 # The least epsilon that is accepted. A formula may subtract logarithms, whose magnitudes reach 745
-# in float64. For a smaller epsilon, the formula could lose all digits at every nearby parameter,
-# and the comparison would find no error.
+# in float64. For a smaller epsilon, rounding could make the formula equally wrong at all nearby
+# parameters, so comparing its values would not reveal the error.
 _LEAST_EPSILON = 1e-9
 # Traced parameters are tested in these ranges. The scale is NaN for parameters outside of these
 # ranges.
@@ -490,10 +491,11 @@ def _lost_around(
 ) -> np.ndarray:
     """Estimates the relative rounding error of a formula by its deviation from a straight line.
 
-    If a formula is smooth, its value at x is nearly on the straight line through two nearby values.
-    For a relative step s, the deviation is 56 c s^2 for x^-7, and c x^2 s^2 for e^x, with a
-    constant c. The excess over c (64 + x^2) s^2 is counted as rounding error. Several steps are
-    tried, because an error need not show at every step.
+    If a formula f is smooth, its value at x is nearly on the straight line through two nearby
+    values. For a relative step s, twice the relative deviation is about c s^2 |x^2 f''(x) / f(x)|,
+    with c = `_LONGER`. Up to c s^2 (64 + x^2) counts as curvature, which is enough for x^-7 (56 c
+    s^2) and for e^x (c s^2 x^2). The excess counts as rounding error. Several steps are tried,
+    because an error need not show at every step.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):

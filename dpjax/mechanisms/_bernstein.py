@@ -235,7 +235,10 @@ def approximate_bernstein(
 
 
 def bernstein_matrix(degree: int) -> np.ndarray:
-    """Returns the matrix of B on lattice values: entry (j, i) is polynomial i at j / degree."""
+    """Returns the matrix of the Bernstein operator, which maps lattice values to lattice values.
+
+    Entry (j, i) is the Bernstein basis polynomial i at j / degree.
+    """
     lattice = np.linspace(0.0, 1.0, degree + 1)
     return scipy.stats.binom.pmf(np.arange(degree + 1)[None, :], degree, lattice[:, None])
 

@@ -62,10 +62,12 @@ def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
 def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> float | None:
     """Returns the least epsilon of a Gaussian mechanism with this multiplier, rounded up.
 
-    The result is None if delta does not cover the probability that the noise tables omit. The
-    epsilon is also valid for the noise that is actually drawn, because the margins for rounding and
-    for tables shrink as sensitivity and epsilon grow (docs/proofs/exact-noise.md, section "The
-    scale that covers everything").
+    The result is None if delta does not cover the probability that the noise tables omit.
+
+    The scale that is actually drawn has margins for rounding and for tables. If they were computed
+    for a sensitivity and an epsilon that are not larger, they are large enough here: both margins
+    shrink, relative to the scale, as sensitivity and epsilon grow. So the result is valid for the
+    drawn noise (docs/proofs/exact-noise.md, section "The scale that covers everything").
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:

@@ -259,9 +259,11 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return log_prob_of_index(self.rule.log_pmf(logits), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array, calibration: Calibration) -> jax.Array:
-        """Returns each response's log weight minus gap / scale, with the scale that is drawn."""
-        # The gap of a response is measured from the best score among responses with a positive
-        # weight.
+        """Returns each response's log weight minus its gap to the best score, over the scale.
+
+        The scale is the one with which a response is drawn, including all margins.
+        """
+        # Only responses with a positive weight count for the best score.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)

@@ -86,7 +86,8 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     ) -> tuple[PyTree, PyTree]:
         """The interval to which values are clamped: 2^36 steps of their grid on either side of 0.
 
-        Its ends are at least 16 times the largest sampled value from which the shape was learned.
+        The ends are at least 16 times as far from 0 as all sampled values from which the shape of
+        the noise was learned.
         """
         del shape, dtype
         high = jax.tree.map(lambda leaf: self._shape.largest_value, 0 if like is None else like)

@@ -240,8 +240,9 @@ class SmoothQuantile(QuantileMechanism):
         The scale of the noise is private, so the grid suits all scales that are possible.
         """
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
-        # `frexp` returns an exponent e with alpha >= 2^(e - 1), and the smooth sensitivity is at
-        # most 2^bits steps. So the scale, their quotient, is at most 2^25 steps.
+        # The scale is the smooth sensitivity over alpha. `frexp` returns an exponent e with alpha
+        # >= 2^(e - 1), and the smooth sensitivity is at most 2^bits steps. So the scale is at most
+        # 2^25 steps.
         bits = jnp.minimum(jnp.frexp(shift)[1] + SCALE_BITS - 1, _MOST_BITS)
         width = jnp.asarray(self.upper, jnp.float32) - jnp.asarray(self.lower, jnp.float32)
         return (jnp.frexp(width)[1] - bits).astype(jnp.int32)

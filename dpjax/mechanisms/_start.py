@@ -25,8 +25,8 @@ def begin(
 ) -> tuple[Sensitivity, Scalar]:
     """Checks the sensitivity and epsilon of a mechanism, and returns both.
 
-    If the sensitivity is a number, it is taken as a bound for all databases. It is under the
-    neighboring relation of the open ledger, or under replace-one if no ledger is open. If a traced
+    If the sensitivity is a number, it counts as a bound for all databases. The neighboring relation
+    is then the relation of the open ledger, or replace-one if no ledger is open. If a traced
     sensitivity is NaN, epsilon becomes NaN, too, so that the guarantee shows the error.
     """
     norm_function(norm)

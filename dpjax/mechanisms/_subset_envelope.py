@@ -3,9 +3,9 @@
 docs/proofs/subset-envelope.md has the proofs.
 
 The records are divided into blocks, and the program is evaluated on subsets of the blocks. The loss
-of a number y is the size of the smallest hitting set: the least number of blocks such that every
-subset with a result above y contains one of them. Changing one block changes the loss by at most 1,
-for any program (docs/proofs/subset-envelope.md).
+of a number y is the least number of blocks whose removal, with all subsets that contain them,
+leaves no result above y. Changing one block changes the loss by at most 1, for any program
+(docs/proofs/subset-envelope.md).
 """
 
 import dataclasses
@@ -64,9 +64,9 @@ class BlockDesign:
 
     @property
     def most_losses(self) -> int:
-        """Returns the size of the smallest hitting set of all subsets.
+        """Returns T, the largest possible loss: how many blocks to remove until no subset is left.
 
-        It contains all but `size - 1` blocks of each group.
+        These are all but `size - 1` blocks of each group.
         """
         return sum(length - self.size + 1 for length in self.lengths)
 
@@ -170,10 +170,9 @@ def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, 
 def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
     """Returns twice the score of each candidate, which is an integer.
 
-    The score is minus the distance between T / 2 and the losses of the numbers in the candidate,
-    where T is the largest possible loss. These losses are between the losses at the two ends.
-    Changing one record changes the loss at each end by at most 1, so twice the score changes by at
-    most 2. The best score is 0.
+    A candidate is an interval. Its score is minus the distance of T / 2 from the range between the
+    losses at its two ends, where T is the largest possible loss. Changing one record changes the
+    loss at each end by at most 1, so twice the score changes by at most 2. The best score is 0.
     """
     left, right = losses_at_ends(thresholds, inner)
     return -jnp.maximum(0, jnp.maximum(2 * right - thresholds.size, thresholds.size - 2 * left))
@@ -183,7 +182,7 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# `evaluate` runs one evaluation at a time if its argument `size` is this number of bytes.
+# As the argument `size` of `evaluate`, this number of bytes makes it run one evaluation at a time.
 _ALONE = 2**62
 # This factor covers the float32 rounding errors of the odds in `SubsetEnvelope.outside`.
 _OUTWARD = 1 + 2.0**-12
@@ -248,11 +247,11 @@ class SubsetEnvelope(SensitivityMechanism):
     def outside(self) -> Scalar:
         """A bound on the probability that the selected candidate is outside of the results' range.
 
-        Outside means that no result is in the candidate, and all results are on one side of it. The
-        bound is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the size of
-        the smallest hitting set of all subsets. The bound is attained if all subsets have the same
-        result. If results spread over k candidates in the middle, the probability is about k times
-        smaller.
+        A candidate is an interval. Outside means that all results are below it, or all are above
+        it. The bound is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the
+        largest possible loss: the number of blocks minus groups * (size - 1). The bound is attained
+        if all subsets have the same result. If results spread over k candidates in the middle, the
+        probability is about k times smaller.
         """
         scores = jax.ShapeDtypeStruct((self.candidates,), jnp.int32)
         scale = self.selection.effective_scale(like=scores)
@@ -333,11 +332,12 @@ class SubsetEnvelope(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def scores(self, value: Value) -> jax.Array:
-        """The score of every candidate: minus the distance of its losses from half their maximum.
+        """The score of every candidate: how close T / 2 is to the losses at its two ends.
 
-        Losses are explained in `dpjax.subset_envelope`. The best score is 0. Scores are as private
-        as the records. Call this method on public or simulated records to see which candidates a
-        release would probably select.
+        The score is minus the distance of T / 2 from the range between both losses. T is the
+        largest possible loss, and `dpjax.subset_envelope` explains losses. The best score is 0.
+        Scores are as private as the records. Call this method on public or simulated records to see
+        which candidates a release would probably select.
 
         Args:
             value: a pytree of arrays of records.
@@ -356,7 +356,10 @@ class SubsetEnvelope(SensitivityMechanism):
         return jnp.where(output.value == middle, found, -jnp.inf)
 
     def grids(self, value: Value) -> PyTree:
-        """The length of a candidate; it does not depend on `value`."""
+        """The spacing of indices, 1, and of values, the length of a candidate interval.
+
+        It does not depend on `value`.
+        """
         del value
         width = (self.upper - self.lower) / self.candidates
         return Candidate(jnp.float32(1), jnp.float32(width))
@@ -376,11 +379,12 @@ def subset_envelope(
     """Releases the result of any program, without a sensitivity, an oracle or a model of the data.
 
     The mechanism cuts the records into blocks, and assigns the blocks to groups. It runs the
-    program on the records of every set of `size` blocks within a group. The loss of a number y is
-    the least number of blocks such that every subset with a result above y contains one of these
-    blocks. The losses of all groups are added up. The release is a candidate whose losses are close
-    to T / 2, where T is the largest loss. With size=1 this is sample-and-aggregate with a median.
-    Larger subsets have more records, so their results are closer to the result on all records.
+    program on the records of every subset: every set of `size` blocks within a group. The loss of a
+    number y is the least number of blocks whose removal, with all subsets that contain them, leaves
+    no result above y. It decreases from T, the largest possible loss, to 0 as y grows. The release
+    is an interval, a candidate, near which the loss is likely to fall below T / 2. With size=1 this
+    is sample-and-aggregate with a median. Larger subsets have more records, so their results are
+    closer to the result on all records.
 
     Args:
         target: maps a pytree of arrays with a leading axis of records to one number. It runs on

@@ -135,7 +135,7 @@ def recovered_fraction(
         raise ValueError(f"c must be numbers above 0, got {_checks.shown(c)}")
     if any(fractions.shape != sizes.shape for fractions in curves.values()):
         raise ValueError(
-            f"recovered must contain {sizes.size} fractions for each name, one for each c"
+            f"recovered must contain {sizes.size} fractions for each name, one for each entry of c"
         )
     order = np.argsort(sizes)
     ax = axes_or_new(ax)

@@ -97,7 +97,7 @@ _POINTS, _WIDEST = 201, 4
 
 
 def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Axes":
-    """Plots gamma and delta of a profile, up to four times the mechanisms' total epsilon.
+    """Plots a profile's gamma and delta by epsilon, up to four times the mechanisms' epsilon.
 
     Args:
         profile: the result of `dpjax.privacy_profile`.

@@ -214,7 +214,7 @@ def _axis_of(release: Release, numbers: int) -> str:
     return "coordinate" if None in axes else ", ".join(axis[0] for axis in axes if axis)
 
 
-# More characters of names than this do not fit beside each other.
+# If the names at an axis have more characters than this in total, they are slanted to fit.
 _MOST_IN_LINE = 50
 
 
@@ -300,7 +300,10 @@ def released_function(
         names = ["x"] if dims == 1 else [f"x{i}" for i in range(dims)]
         labels = [*names, "value of the function"]
     if len(labels) != dims + 1:
-        raise ValueError(f"labels must be {dims + 1}, of coordinates and value, got {len(labels)}")
+        raise ValueError(
+            f"labels must contain {dims + 1} texts, one for each coordinate and one for the value,"
+            f" got {len(labels)}"
+        )
     unit = np.linspace(0, 1, _POINTS[dims])
     grid = jnp.asarray(np.stack(np.meshgrid(*[unit] * dims, indexing="ij"), axis=-1), float)
     axes = [_scaled(unit, interval) for interval in domain]

@@ -238,7 +238,7 @@ def _grouped(
 
 
 def _mean(point: OperatingPoint, quantile: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Returns the mean of the order statistic, as an average over equally likely quantiles."""
+    """Returns the mean of the order statistic: averages its quantiles at evenly spaced levels."""
     levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
     uniform = scipy.special.betaincinv(point.k, point.m - point.k + 1, levels)
     return float(np.mean(np.asarray(quantile(uniform), np.float64)))

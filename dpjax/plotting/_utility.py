@@ -183,8 +183,8 @@ def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
             labels[:] = [f"{x} ({names[0]})" for x, names in zip(labels, of_each, strict=True)]
             return found
     raise ValueError(
-        "data mix neighboring relations that labels cannot distinguish: choose one with .sel, or"
-        f" plot the dimensions {relations.dims} as curve, col or row"
+        "data have several neighboring relations, which no rows, columns or curves separate: choose"
+        f" one with .sel, or plot the dimensions {relations.dims} as curve, col or row"
     )
 
 

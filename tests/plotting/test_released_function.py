@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_refused(ax):
         (cube, {}, "one or two variables"),
         (PLANE, {"error": 1.0}, "error must be None for two variables"),
         (PLANE, {"domain": [(0, 1)]}, "domain must be 2 intervals, got 1"),
-        (LINE, {"labels": ["x"]}, "labels must be 2"),
+        (LINE, {"labels": ["x"]}, "labels must contain 2 texts"),
     ):
         with pytest.raises(ValueError, match=message):
             released_function(polynomial, **more, ax=ax)
