@@ -28,7 +28,8 @@ import numpy as np
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._exact._numerics import is_key
-from dpjax._files._durable import Json, alone, check_folder, check_run, read_chunks, write_chunks
+from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
+from dpjax._files._durable import Json, alone, check_folder
 from dpjax._tracing import _walks
 from dpjax._tracing._contents import with_own_arrays
 from dpjax._tracing._fingerprints import digest

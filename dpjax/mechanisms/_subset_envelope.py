@@ -356,13 +356,12 @@ class SubsetEnvelope(SensitivityMechanism):
         return jnp.where(output.value == middle, found, -jnp.inf)
 
     def grids(self, value: Value) -> PyTree:
-        """The spacing of indices, 1, and of values, the length of a candidate interval.
+        """The spacing of indices, which is 1. Values are middles of intervals, on no grid: 0.
 
         It does not depend on `value`.
         """
         del value
-        width = (self.upper - self.lower) / self.candidates
-        return Candidate(jnp.float32(1), jnp.float32(width))
+        return Candidate(jnp.float32(1), jnp.float32(0))
 
 
 def subset_envelope(

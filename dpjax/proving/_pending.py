@@ -130,7 +130,8 @@ def _shift(merging: Merging, operands: Sequence[Abstract]) -> float:
 def _factors(merging: Merging, operands: Sequence[Abstract]) -> tuple[float, float]:
     """Returns a bound on the public factor in a product or quotient, and the factor's first entry.
 
-    Both numbers are 1 for other operations.
+    Both numbers are 1 for other operations. The first entry suffices: a compiler removes factors
+    only if all entries of their product are 1.
     """
     if merging.kind not in ("product", "quotient"):
         return 1.0, 1.0

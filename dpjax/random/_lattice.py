@@ -13,7 +13,7 @@ rounded down. *Discrete Laplace*: two exponential variables are divided by an in
 down. This makes them geometric variables, and the noise is their difference.
 
 *Gaussian.* The sum of a discrete Gaussian of parameter 200 on the integers and one of parameter at
-least 136 on the multiples of 128 is a discrete Gaussian, within a factor 1 +- 2^-68. The reason is
+least 136 on the multiples of 128 is a discrete Gaussian, within a factor 1 +- 2^-67. The reason is
 that the lattice is finer than the smoothing parameter (Micciancio and Walter 2017, Corollary 4.3).
 Five such variables are added, each on a lattice that is 128 times coarser than the one before. The
 sum has parameter 2^35.

@@ -25,7 +25,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dpjax._core._types import Database, Key, PyTree, Value
-from dpjax._files._durable import Json, check_folder, check_run, read_chunks, write_chunks
+from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
+from dpjax._files._durable import Json, check_folder
 from dpjax._running._devices import AXIS, Device, Layout, row_of, within
 from dpjax._tracing._host_calls import Role, sampled
 from dpjax._tracing._lanes import touching

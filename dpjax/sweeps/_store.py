@@ -9,18 +9,8 @@ from typing import IO
 
 import numpy as np
 
-from dpjax._files._durable import (
-    ChunkFile,
-    Json,
-    check_folder,
-    check_run,
-    locked,
-    read_chunk,
-    read_chunks,
-    sync_folder,
-    try_lock,
-    write_chunks,
-)
+from dpjax._files._chunk_files import ChunkFile, check_run, read_chunk, read_chunks, write_chunks
+from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
 
 _KIND, _RUN = "chunk", "run"
 # The entries of a run's description that may differ between parts.

@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 import dpjax
 from dpjax import learning
-from dpjax._files._durable import read_chunks
+from dpjax._files._chunk_files import read_chunks
 from dpjax.learning import _fit
 from dpjax.learning._training_step import fixed_update
 from dpjax.learning._trainings import scores

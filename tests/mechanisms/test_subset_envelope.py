@@ -344,3 +344,15 @@ def test_a_release_is_of_what_its_target_closes_over_by_then(key):
     assert float(mechanism(key, records).value.value) == pytest.approx(0.5, abs=0.1)
     factors[0] = 10.0
     assert float(mechanism(key, records).value.value) == pytest.approx(5, abs=0.1)
+
+
+def test_an_audit_finds_no_value_off_a_grid_because_values_have_none():
+    mechanism = dpjax.subset_envelope(
+        jnp.mean, 1.0, lower=0.0, upper=1.0, blocks=8, size=3, groups=1, candidates=10
+    )
+    records = jnp.linspace(0, 1, 8)
+    moved = records.at[0].set(1.0)
+    result = dpjax.auditing.audit(
+        dpjax.random.seeded_key(0), mechanism, value=records, neighbor=moved, samples=2_000
+    )
+    assert result.off_grid == 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._files import _durable
+from dpjax._files import _chunk_files, _durable
 from dpjax._running import _devices
 from dpjax._running._devices import compilation
 from dpjax.sensitivity import _loop
@@ -203,7 +203,7 @@ def test_the_processor_is_known_by_its_vector_instructions():
 
 def test_a_file_that_claims_another_version_is_corrupted(sample, monkeypatch):
     sample()
-    monkeypatch.setattr(_durable.json, "loads", _with_old_version(_durable.json.loads))
+    monkeypatch.setattr(_chunk_files.json, "loads", _with_old_version(_chunk_files.json.loads))
     with pytest.raises(ValueError, match="corrupted"):
         sample()  # What a file says of itself is under its hash too.
 
@@ -358,7 +358,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, fo
     def stored():
         if not path.exists():
             return set()
-        keys, *_ = _durable.read_chunk(path, "checkpoint").arrays
+        keys, *_ = _chunk_files.read_chunk(path, "checkpoint").arrays
         return set(keys[:, 1].tolist())
 
     known = set()

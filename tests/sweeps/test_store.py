@@ -13,7 +13,7 @@ import pytest
 import xarray
 
 import dpjax
-from dpjax._files import _durable
+from dpjax._files import _chunk_files, _durable
 from dpjax._running import _devices, _progress
 from dpjax.sweeps import _store, _work
 
@@ -267,11 +267,11 @@ def test_a_forged_chunk_makes_no_objects_of_bytes(tmp_path):
     """Its hash is right: the header of a file that somebody sends may hold anything."""
     body = b"A" * 16
     header = {"run": {}, "arrays": [["object", [2]]], "bytes": len(body)}
-    sealed = {**header, "sha256": _durable._sha256(header, [memoryview(body)])}
-    forged = _durable._magic("chunk") + json.dumps(sealed).encode() + b"\n" + body
+    sealed = {**header, "sha256": _chunk_files._sha256(header, [memoryview(body)])}
+    forged = _chunk_files._magic("chunk") + json.dumps(sealed).encode() + b"\n" + body
     (tmp_path / "forged.chunk").write_bytes(forged)
     with pytest.raises(ValueError, match="is corrupted"):
-        _durable.read_chunk(tmp_path / "forged.chunk", "chunk")
+        _chunk_files.read_chunk(tmp_path / "forged.chunk", "chunk")
 
 
 def names(folder, pattern):
