@@ -62,8 +62,8 @@ def _of_mean(
     """
     lower, upper = facts["lower"], facts["upper"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
-    together = facts["coordinates"] if simultaneous else 1
-    ratio = _means(measured["sums"], measured["n"], half, facts, (1 - confidence) / together)
+    tail = (1 - confidence) / (_numbers(measured, facts) if simultaneous else 1)
+    ratio = _means(measured["sums"], measured["n"], half, facts, tail)
     is_long = np.result_type(value) == np.float64
     spared = (_LONG_FLOATS if is_long else _FLOATS) * max(abs(lower), abs(upper))
     first, last = (
@@ -71,6 +71,15 @@ def _of_mean(
         for end, side in zip(ratio, (-spared, spared), strict=True)
     )
     return first, last
+
+
+def _numbers(measured: PyTree, facts: dict[str, Any]) -> int:
+    """Returns how many numbers have an interval: one less than sums in each group.
+
+    The first sum counts the records. It has no interval of its own.
+    """
+    sums = measured["sums"].shape[-1]
+    return facts["coordinates"] // sums * (sums - 1)
 
 
 def _means(
@@ -190,8 +199,7 @@ def _of_moments(
     Numbers are in units of the ball's radius.
     """
     del value
-    together = facts["coordinates"] if simultaneous else 1
-    tail = (1 - confidence) / together
+    tail = (1 - confidence) / (_numbers(measured, facts) if simultaneous else 1)
     middle = np.asarray(facts["middle"])
     mean = _means(measured["sums"][..., : 1 + len(middle)], measured["n"], 1.0, facts, tail)
     spread = _covariances(measured, facts, tail)

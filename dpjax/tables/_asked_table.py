@@ -34,7 +34,7 @@ from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
 from dpjax.tables._bounds import Box
 from dpjax.tables._frame import Column, Frame
-from dpjax.tables._groups import By, Cells, cells_by, entries_in_groups, keys_in_groups
+from dpjax.tables._groups import By, Cells, cells_by, codes_of, entries_in_groups, keys_in_groups
 from dpjax.tables._large_frame import LargeFrame, in_parts, structure_of
 from dpjax.tables._people import People, check_of_people, people_to_sum
 from dpjax.tables._question import Cost, Question, cost_of, question_name
@@ -92,11 +92,13 @@ class AskedTable:
         keeps_missing: bool = False,
         per_person: PerPerson | None = None,
         once: bool = False,
+        among: tuple[Any, ...] | None = None,
     ) -> Question:
         """Returns the `Question` of a statistic: which rows it counts, its groups, and its name.
 
         With `per_person`, it counts the sum of each person's numbers in the column. With `once`,
-        rows of a person with equal entries in the column count once.
+        rows of a person with equal entries in the column count once. With `among`, only rows with
+        one of these keys in the column count.
         """
         check_of_people(self._people, statistic)
         frame, words, program = structure_of(self._frame), statistic, ""
@@ -110,11 +112,14 @@ class AskedTable:
             keeps_missing=keeps_missing,
             per_person=per_person,
             once=once,
+            among=among,
         )
         used = [frame[name] for name in columns]
         present = frame.present
         if self._missing == "drop" and not keeps_missing:
             present = functools.reduce(operator.and_, [column.known for column in used], present)
+        if among is not None:
+            present = present & (codes_of(used[0], among) >= 0)
         if where is not None:
             satisfying, program = rows_where(where, frame)
             present = present & satisfying

@@ -276,10 +276,14 @@ class AveragesOfTable(CountsOfTable):
             )
         part, rest = cost.split(PARTS)
         ask(0.0, 1.0, rest)  # Refuses an invalid statistic before paying for bounds.
-        ungrouped: Rows = {**rows, "by": None}
-        self._check_left("bounds=None", self._asked("bounds", [column], **ungrouped), cost.epsilon)
+        # Sums of people are sums in each group. One range for all of these sums is searched.
+        if rows["per_person"] and rows["by"]:
+            search = self._asked("bounds", [column], about="of all groups", **rows).pooled()
+        else:
+            search = self._asked("bounds", [column], **{**rows, "by": None})
+        self._check_left("bounds=None", search, cost.epsilon)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
-        found = self.bounds(column, epsilon=part, key=keys[0], **ungrouped)
+        found = self._range(search, column, self._cost(part, None, delta=None), keys[0])
         low, high = np.asarray(found.value, np.float64).tolist()
         if not low < high:
             raise ValueError(

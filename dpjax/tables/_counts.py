@@ -25,7 +25,7 @@ from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
 from dpjax.tables._frame import Column
 from dpjax.tables._groups import By, Cells, buckets_of, codes_of, keys_of
 from dpjax.tables._large_frame import structure_of
-from dpjax.tables._question import Question
+from dpjax.tables._question import Cost, Question
 from dpjax.tables._where import Where
 
 _NO_INTERVAL = "its ends are powers of two, and most numbers of the column lie between them"
@@ -204,7 +204,7 @@ class CountsOfTable(AskedTable):
             k: how many keys, at least 1.
             keys: the public keys to choose from. None finds the keys that occur in enough rows, as
                 `keys` does, and needs a delta; then the result may have fewer than k keys. In a
-                table with `person`, None ranks keys by people, and public keys are ranked by rows.
+                table with `person`, keys are ranked by people.
             by: columns and their keys.
             where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
@@ -224,7 +224,10 @@ class CountsOfTable(AskedTable):
         else:
             structure = structure_of(self._frame)
             known = keys_of(column, keys, structure)
-            asked = self._asked("top", [column], by=by, where=where, about=known)
+            about = known if self._people is None else (known, "of people")
+            rows = {"by": by, "where": where, "once": True, "among": known}
+            asked = self._asked("top", [column], about=about, **rows)
+            asked = asked.once_in_each(asked.cells.size * len(known))
             axes = (*asked.cells.axes, (column, known))
 
             def cells_of(table: AskedTable, asked: Question) -> Cells:
@@ -317,7 +320,11 @@ class CountsOfTable(AskedTable):
             SQL with bounded user contribution" (2020), for approximate bounds.
         """
         asked = self._asked("bounds", [column], by=by, where=where, per_person=per_person)
-        price = self._cost(epsilon, share, delta=None).price()
+        return self._range(asked, column, self._cost(epsilon, share, delta=None), key)
+
+    def _range(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
+        """Releases a range of the numbers of a column in each group of a question."""
+        price = cost.price()
         query = asked.of_people(histogram_query(asked.cells.size * BUCKETS))
         sensitivity = query.sensitivity("l1", relation=self.relation)
         mechanism = discrete_laplace(sensitivity, price.epsilon)

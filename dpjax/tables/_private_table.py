@@ -60,9 +60,9 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
             those that a statistic asks about count.
         groups: maps a column to the public number of groups of this column in which a person
             counts, in a statistic by this column. In each of these groups, `rows` rows of the
-            person count. `count_distinct`, `keys`, and `top` without public keys count people: a
-            person counts once for each of their first different entries, as many as `groups` says
-            of this column, or else `rows`.
+            person count. `count_distinct`, `keys` and `top` count people: a person counts once for
+            each of their first different entries, as many as `groups` says of this column, or else
+            `rows`.
         order: a column of numbers that orders the rows, the least first. None uses the order of
             the table.
 

@@ -31,7 +31,7 @@ from dpjax.queries._people import Contribution, RowsOfPeople
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.random._noise import GAUSSIAN
 from dpjax.tables._distinct import DistinctCount
-from dpjax.tables._frame import Column
+from dpjax.tables._frame import Column, numpy_of
 from dpjax.tables._groups import Cells
 
 AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
@@ -256,6 +256,31 @@ class Question:
     def of_people(self, query: Query) -> Query:
         """Returns the query on rows that count, with a sensitivity for all rows of a person."""
         return query if self.people is None else self.people.query(query)
+
+    def pooled(self) -> "Question":
+        """Returns the question about the rows of all groups in one group.
+
+        A person may have rows in several groups, which are all in the same group then.
+        """
+        codes = self.cells.codes
+        inside = numpy_of(codes).where(codes >= 0, 0, -1).astype(np.int32)
+        people, again = self.people, self.again
+        if people is not None:
+            people = dataclasses.replace(people, rows=people.rows * people.blocks, blocks=1)
+        return dataclasses.replace(
+            self,
+            cells=Cells((), inside),
+            people=people,
+            again=lambda table: again(table).pooled(),
+        )
+
+    def once_in_each(self, cells: int) -> "Question":
+        """Returns the question, if at most one row of a person is in each of some cells."""
+        people = self.people
+        if people is None:
+            return self
+        blocks = min(people.rows * people.blocks, cells)
+        return dataclasses.replace(self, people=dataclasses.replace(people, rows=1, blocks=blocks))
 
     def database(self, value: PyTree) -> PaddedRecords:
         """Returns the database of a query: the columns, the groups, and which rows count."""

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from dpjax.queries import _group_keys, _k_means
 from dpjax.queries._moments import _centered_sums
 from dpjax.queries._people import integers_by
 from dpjax.queries._truncation import Truncation
-from dpjax.tables import _asked_table, _relations
+from dpjax.tables import _asked_table, _counts, _relations
 from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
 from tables import for_each
 
@@ -216,9 +217,45 @@ def of_entries(table, by):
     return query(queries.PaddedRecords(records, asked.present)), query
 
 
+def asked_by(ask, name):
+    """The arguments that a statistic passes to a method that makes the release."""
+    read = []
+
+    def released(*given):
+        read.extend(given)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dpjax.PrivateTable, name, released)
+        with pytest.raises(KeyboardInterrupt):
+            ask()
+    return read
+
+
+def of_top(table, by):
+    """How many people have each of three public keys."""
+    _, asked, axes, cells_of, _, _ = asked_by(
+        lambda: table.top("x", 1, keys=[99, -9, 2], by=by, epsilon=1.0), "_counted"
+    )
+    query = asked.of_people(queries.histogram_query(math.prod(len(keys) for _, keys in axes)))
+    return query(queries.PaddedRecords(cells_of(table, asked).codes, asked.present)), query
+
+
+def of_ranges(table, by):
+    """How many sums are in each bucket of a search for bounds."""
+    how = {"bounds": None, "per_person": "sum", "epsilon": 1.0, "by": by}
+    _, asked, *_ = asked_by(lambda: table.sum("x", **how), "_range")
+    query = asked.of_people(queries.histogram_query(_counts.BUCKETS))
+    codes = _counts.powers_of(asked.sums)
+    assert asked.cells.size == 1
+    return query(queries.PaddedRecords(codes, asked.present & (asked.cells.codes == 0))), query
+
+
 @for_each(
     "ask, by, groups",
-    itertools.product((of_sums, of_averages, of_entries), (None, {"g": G}), (None, 2)),
+    itertools.product(
+        (of_sums, of_averages, of_entries, of_top, of_ranges), (None, {"g": G}), (None, 2)
+    ),
 )
 def test_no_neighbor_is_further_than_the_bound_in_any_norm(ask, by, groups):
     """All sequences of rows: a person with them is removed, or replaced by one with any others."""
@@ -232,7 +269,24 @@ def test_no_neighbor_is_further_than_the_bound_in_any_norm(ask, by, groups):
     for relation, difference in pairs.items():
         for norm, order in {"l1": 1, "l2": 2, "linf": np.inf}.items():
             bound = found[0][1]._bound(norm, relation, None, "float32")
-            assert np.linalg.norm(difference, order, axis=1).max() <= bound * (1 + 1e-12)
+            moved = np.linalg.norm(difference, order, axis=1).max()
+            assert moved <= bound * (1 + 1e-12)
+            # Of three keys, a person with two cannot be replaced by one with two others.
+            least = 0 if ask is of_averages else 0.7 if ask is of_top else 1
+            assert moved >= bound * least, (norm, relation, moved, bound)
+
+
+def test_the_most_frequent_of_public_keys_are_those_of_most_people():
+    """As without public keys: equal entries count once, and other keys take no place."""
+    many = {"id": np.repeat(np.arange(300), 4), "g": np.tile(["z", "a", "a", "b"], 300)}
+    some = {"id": np.arange(300, 520), "g": np.repeat(["b", "c"], [100, 120])}
+    frame = {name: np.concatenate([many[name], some[name]]) for name in many}
+    asked = dpjax.PrivateTable(frame, most_rows=2000, person="id", rows=2)
+    how = {"epsilon": 20.0, "key": KEY}
+    assert asked.top("g", 3, keys=["a", "b", "c", "d"], **how).value == ("b", "a", "c")
+    assert asked.top("g", 3, delta=1e-6, **how).value == ("a", "z", "c")
+    single = dpjax.PrivateTable(frame, most_rows=2000, person="id", rows=2, groups={"g": 1})
+    assert single.top("g", 2, keys=["b", "a", "c"], **how).value == ("a", "b")
 
 
 @for_each("groups", [None, 1, 2])
@@ -437,6 +491,12 @@ def test_a_range_of_sums_is_searched_among_sums():
     assert abs(float(mean.value) - 510) < 2
     assert "found in [256, 512]" in repr(mean)
     assert mean.labels.statistic.startswith("mean of x per person")
+    by = {"g": ["a", "b"]}
+    frame["g"] = np.tile(["a", "a", "b", "b"], 500)  # Sums of 10 and 500.
+    asked = dpjax.PrivateTable(frame, most_rows=4000, person="id", rows=4)
+    mean = asked.mean("x", bounds=None, by=by, per_person="sum", epsilon=20.0, key=KEY)
+    assert "found in [8, 512]" in repr(mean)
+    np.testing.assert_allclose(mean.value, [10, 500], atol=5)
 
 
 def test_a_synthetic_table_of_people_finds_its_keys():

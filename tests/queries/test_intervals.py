@@ -173,6 +173,30 @@ def test_intervals_hold_at_once(case):
     assert np.sum(np.any((truth < low) | (truth > high), axis=1)) > 0
 
 
+def test_the_error_of_means_is_divided_by_the_number_of_means():
+    """Three independent means: at .25 each they hold at once with probability .75^3 = .42.
+
+    A binomial count of .42 is further than 6.5% from it with probability 3e-7, and one of .61, for
+    an error divided by the number of sums, is nearer with probability below 1e-15.
+    """
+    by, grouped = {"g": range(3)}, {"g": jnp.asarray(CODES), "x": jnp.asarray(CLAMPED)}
+    padded = queries.padded_records(grouped, capacity=N + 50)
+    terms = {**BOUNDS, "epsilon": 1.0, "by": by, "relation": ADDED}
+    release = jax.vmap(lambda key: queries.private_mean(key, padded, **terms))(KEYS)
+    truth = np.array([CLAMPED[g == CODES].mean() for g in range(3)])
+    low, high = release.interval(0.25, simultaneous=True)
+    held = np.mean(np.all((low <= truth) & (truth <= high), axis=1))
+    assert abs(held - 0.75**3) < 0.065
+    for private, numbers in (
+        (CASES["mean of vectors"][0], 2),
+        (CASES["covariance"][0], 5),
+        (lambda key: queries.private_mean(key, padded, **terms), 3),
+    ):
+        one = private(KEYS[0])
+        together = one.interval(0.75, simultaneous=True), one.interval(1 - 0.25 / numbers)
+        jax.tree.map(np.testing.assert_array_equal, *together)
+
+
 def test_without_noise_to_speak_of_only_rounding_is_left():
     """A record at the edge of the ball is moved into it, by more than `rounding` says."""
     edge = jnp.arange(N) % 2
