@@ -481,11 +481,17 @@ def batches_of(name: str, source: Any) -> Batches | None:
         # `_first` refuses an iterator without tables. So the iterator must yield a table even if
         # there are no rows. Otherwise the error would reveal that there are no rows, which is
         # private.
-        return Batches(name, lambda: _first(name, make()), lambda names, rows: iter(make()))
+        return Batches(name, lambda: _first(name, make), lambda names, rows: iter(make()))
     return None
 
 
-def _first(name: str, tables: Iterable[Any]) -> Any:
+def _first(name: str, make: Callable[[], Iterable[Any]]) -> Any:
+    tables = make()
+    if isinstance(tables, Iterator) and make() is tables:
+        raise TypeError(
+            f"{name} must return a new iterator at every call, because every pass reads the table "
+            "again, got the same iterator twice: make the iterator inside of the function"
+        )
     for table in tables:
         return table
     raise ValueError(

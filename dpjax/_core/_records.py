@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._columns import Numbers, Refused, check_usable, in_64_bits, is_column, is_numbers
 from dpjax._core._frames import columns, place_of
+from dpjax._core._guarantee import RECORD, NeighboringRelation
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Database, PyTree
 
@@ -193,6 +194,28 @@ class Parts:
     like: PaddedRecords
     slots: int
     holds_whole_people: bool = False
+
+    def check(self, relation: NeighboringRelation, privacy_unit: str) -> None:
+        """Refuses neighbors that differ in more than whole records or people of one part."""
+        if privacy_unit != RECORD and not self.holds_whole_people:
+            raise TypeError(
+                'target must be a query with the privacy unit "record" if the database comes in '
+                "parts, because a person may be in several parts, got a query with the privacy "
+                f"unit {privacy_unit}"
+            )
+        if relation is NeighboringRelation.REPLACE_ONE:
+            raise ValueError(
+                "relation must be add-or-remove-one for a database in parts, because the number of"
+                " its records is private"
+            )
+
+    def check_count(self, n: int) -> None:
+        """Refuses more records than the public number of slots."""
+        if n > self.slots:
+            raise ValueError(
+                "most_rows must be enough for every possible table, got "
+                f"most_rows={self.slots} for {n} rows"
+            )
 
 
 @frozen_pytree

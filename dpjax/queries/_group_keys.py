@@ -4,7 +4,9 @@ docs/proofs/groups.md has the proof.
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,8 +20,8 @@ from dpjax._core._frames import exact_column, texts_of
 from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import Request, relation_or_inherited
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._records import exact_records
-from dpjax._core._types import Key
+from dpjax._core._records import PaddedRecords, Parts, exact_records
+from dpjax._core._types import Database, Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
@@ -46,16 +48,18 @@ _Kept: TypeAlias = dict[str, Any]
 
 
 class WithCounts(NamedTuple):
-    """A column whose keys are released together with their noisy counts, for tables.
+    """A column of a table, whose keys are released together with their noisy counts.
 
     Attributes:
-        entries: the column. If neighbors differ in all rows of a person, its shape is (n,), and a
-            person may have several entries, each with another key. Then n is private, and a
-            capacity must be given under both relations.
-        people: how many entries a person has, if neighbors differ in people.
+        database: the words of each row's key, uint32 of shape (slots, words), perhaps in parts.
+        named: returns the key of each row of published words.
+        are_numbers: whether keys are integers.
+        people: how many rows a person has, each with another key, if neighbors differ in people.
     """
 
-    entries: ArrayLike
+    database: PaddedRecords | Parts
+    named: Callable[[np.ndarray], Sequence[Any]]
+    are_numbers: bool
     people: Contribution | None = None
 
 
@@ -125,26 +129,26 @@ def group_keys(
         ('Bonn', 'Ulm')
     """
     given: Any = column
-    with_counts = isinstance(given, WithCounts)
-    column, people = given if with_counts else (given, None)
     check_key(key)
     relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
     at_most = _checks.integer("at_most", at_most, least=1)
-    entries, words, known = _entries(column)
-    is_public = relation is NeighboringRelation.REPLACE_ONE and people is None
-    slots = _slots(len(words), capacity, is_public=is_public)
-    at_most = min(at_most, words.shape[1])
-    reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
     about_people: dict[str, Any] = {"privacy_unit": privacy_unit}
+    people = given.people if isinstance(given, WithCounts) else None
     if people is not None:
-        reach *= people.rows * people.blocks
         about_people = people.about
     check_privacy_unit(about_people["privacy_unit"])
+    if isinstance(given, WithCounts) and isinstance(given.database, Parts):
+        given.database.check(relation, about_people["privacy_unit"])
+    is_public = relation is NeighboringRelation.REPLACE_ONE and people is None
+    counted = _counted(given, capacity, at_most, is_public=is_public)
+    reach = counted.at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+    if people is not None:
+        reach *= people.rows * people.blocks
     sensitivity = assume_sensitivity(reach, norm="l1", relation=relation)
     sensitivity = dataclasses.replace(sensitivity, **about_people)
     mechanism = discrete_laplace(sensitivity, epsilon)
-    size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
+    size = jax.ShapeDtypeStruct((counted.size,), jnp.int32)
     draw_of(mechanism, TreeSpec.of(size))  # Refuses a bad mechanism before anything is paid.
     if delta / reach == 0:
         raise ValueError(
@@ -154,29 +158,82 @@ def group_keys(
     threshold = _threshold(mechanism, size, delta / reach)
     if threshold > _LARGEST_COUNT:
         raise ValueError(f"epsilon={epsilon} is too small: the threshold would be {threshold}")
-    empty = ((0, slots - len(words)), (0, 0))
-    padded, taken = np.pad(words, (*empty, (0, 0))), np.pad(known, empty)
 
     def draw() -> dict[str, np.ndarray]:
-        of_group, counts = _sorted_counts(padded, taken, at_most=at_most)
-        noisy = _noisy(key, counts, mechanism)
+        of_group, counts = counted.compute()
+        noisy = _noisy(key, counts, mechanism, size.shape[0])
         published = (counts > 0) & (noisy >= threshold)
-        named = _named(of_group[published], entries, words, noisy[published])
-        return _as_arrays(*named)
+        keys = zip(counted.named(of_group[published]), noisy[published], strict=True)
+        # A source of batches that changes between two passes may have lost the text of a key.
+        return _as_arrays(sorted((key, count) for key, count in keys if key is not None))
 
-    about = (size.shape, words.shape[1:], entries is None, at_most, epsilon, delta, str(relation))
-    about = (*about, privacy_unit if people is None else people)
+    about = (size.shape, counted.shape, counted.are_numbers, counted.at_most, epsilon, delta)
+    about = (*about, str(relation), privacy_unit if people is None else people)
     release = pay_and_draw(
         draw,
         key,
-        (mechanism, padded, taken),
+        (mechanism, counted.used),
         guarantee=guarantee_under(key, dataclasses.replace(mechanism.guarantee, delta=delta)),
         what="group keys",
         name=name,
         request=lambda name: _request(name, about),
     )
-    keys, counts = _from_arrays(release.value, entries is None)
-    return Release((keys, counts) if with_counts else keys, release.guarantee)
+    keys, counts = _from_arrays(release.value, counted.are_numbers)
+    found = (keys, counts) if isinstance(given, WithCounts) else keys
+    return Release(found, release.guarantee)
+
+
+class _Counted(NamedTuple):
+    """How the keys of a column are counted, after payment.
+
+    Attributes:
+        compute: returns the words of each distinct key, in increasing order, and its count.
+        named: returns the key of each row of published words.
+        are_numbers: whether keys are integers.
+        size: the public number of counts, of which all but those of existing keys are 0.
+        shape: how many keys a row has, and the number of words of a key.
+        at_most: how many keys of a row count.
+        used: the arrays of the column.
+    """
+
+    compute: Callable[[], tuple[np.ndarray, np.ndarray]]
+    named: Callable[[np.ndarray], Sequence[Any]]
+    are_numbers: bool
+    size: int
+    shape: tuple[int, ...]
+    at_most: int
+    used: Any
+
+
+def _counted(
+    given: ArrayLike | WithCounts, capacity: int | None, at_most: int, *, is_public: bool
+) -> _Counted:
+    """Checks a column, and returns how its keys are counted."""
+    if not isinstance(given, WithCounts):
+        texts, words, known = _entries(given)
+        named, are_numbers = functools.partial(_named, texts, words), texts is None
+    else:
+        named, are_numbers, database = given.named, given.are_numbers, given.database
+        if isinstance(database, Parts):
+            shape = (1, np.shape(database.like.records)[1])
+            count = functools.partial(distinct_in_parts, database)
+            return _Counted(count, named, are_numbers, database.slots, shape, 1, ())
+        words = np.asarray(database.records)[:, None]
+        known = np.asarray(database.present)[:, None]
+    slots = _slots(len(words), capacity, is_public=is_public)
+    empty = ((0, slots - len(words)), (0, 0))
+    padded, taken = np.pad(words, (*empty, (0, 0))), np.pad(known, empty)
+    m = words.shape[1]
+    at_most = min(at_most, m)
+    return _Counted(
+        lambda: _sorted_counts(padded, taken, at_most=at_most),
+        named,
+        are_numbers,
+        slots * m,
+        words.shape[1:],
+        at_most,
+        (padded, taken),
+    )
 
 
 def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
@@ -186,12 +243,15 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
     return Request(name, digest("group keys", name, about), TreeSpec.of(like))
 
 
-def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _Kept:
-    """Encodes keys as bytes, with the index where each key ends: ledgers store only arrays."""
-    texts = [str(key).encode("utf-8", "surrogatepass") for key in keys]
+def _as_arrays(keys: Sequence[tuple[int | str, int]]) -> _Kept:
+    """Encodes keys and their noisy counts.
+
+    Ledgers store only arrays, so keys become bytes, with the index where each key ends.
+    """
+    texts = [str(key).encode("utf-8", "surrogatepass") for key, _ in keys]
     ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
     flat = np.frombuffer(b"".join(texts), np.uint8)
-    return {"keys": flat, "ends": ends, "counts": counts.astype(np.int32)}
+    return {"keys": flat, "ends": ends, "counts": np.array([n for _, n in keys], np.int32)}
 
 
 def _from_arrays(kept: _Kept, are_numbers: bool) -> tuple[Any, np.ndarray]:
@@ -224,10 +284,7 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
         numbers, _ = exact_records("column", found, least=0)
         with jax.enable_x64(True):
             codes, whole = jax.jit(integer_keys)(numbers)
-        # Maps signed integers to unsigned ones in the same order, and splits them into two words,
-        # the high word first.
-        ordered = np.asarray(codes).view(np.uint64) ^ _SIGN
-        words = np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
+        words = words_of_integers(np.asarray(codes))
         texts, known = None, np.asarray(whole)
     if known.ndim not in (1, 2) or 0 in known.shape[1:]:
         raise ValueError(f"column must have shape (n,) or (n, m), got {known.shape}")
@@ -284,17 +341,72 @@ def _sorted_counts(
     return keys[:-1], np.bincount(place, minlength=len(order) + 1)[:-1].astype(np.int32)
 
 
-def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
-    """Adds noise to all counts, in chunks of equal size, which share one compiled program.
+# A merge of distinct rows waits until there are this many new ones, or as many as there were.
+_FEW = 2**20
 
-    Each chunk has its own random key, and the noise scale is calibrated to all counts at once. So
-    the noise of a count does not depend on its position.
+
+def distinct_in_parts(
+    parts: Parts, words_of: Callable[[Database], np.ndarray] = np.asarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct rows of words in all parts, in increasing order, and their counts.
+
+    `words_of` returns the words of the records of a part. The memory is that of the distinct rows.
     """
-    like = jax.ShapeDtypeStruct(counts.shape, counts.dtype)
+
+    def of_several(several: Iterator[PaddedRecords]) -> tuple[np.ndarray, np.ndarray]:
+        return _merged(map(of_one, several), none)
+
+    def of_one(part: PaddedRecords) -> tuple[np.ndarray, np.ndarray]:
+        words = words_of(part.records)[np.asarray(part.present)]
+        return distinct_rows(words, np.ones(len(words), np.int64))
+
+    none = words_of(parts.like.records)[:0], np.zeros(0, np.int64)
+    words, counts = _merged(parts.each(of_several), none)
+    parts.check_count(int(counts.sum()))
+    return words, counts.astype(np.int32)
+
+
+def _merged(
+    several: Iterable[tuple[np.ndarray, np.ndarray]], none: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds the counts of equal rows of several arrays."""
+    found, waiting, rows = none, [none], 0
+    for one in several:
+        waiting, rows = [*waiting, one], rows + len(one[1])
+        if rows > max(_FEW, len(found[1])):
+            found, waiting, rows = distinct_rows(*_joined([found, *waiting])), [none], 0
+    return distinct_rows(*_joined([found, *waiting]))
+
+
+def _joined(several: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    words, counts = map(np.concatenate, zip(*several, strict=True))
+    return words, counts
+
+
+def distinct_rows(words: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct rows of words in increasing order, and the sum of the counts of each."""
+    if len(words) == 0:
+        return words, counts
+    # Two words are compared as one integer. The first word of a row is the most significant.
+    wide = np.pad(words, ((0, 0), (0, words.shape[1] % 2))).astype(np.uint64)
+    order = np.lexsort((wide[:, ::2] << np.uint64(32) | wide[:, 1::2]).T[::-1])
+    ordered = words[order]
+    starts = np.append(True, np.any(ordered[1:] != ordered[:-1], axis=1))
+    return ordered[starts], np.add.reduceat(counts[order], np.flatnonzero(starts))
+
+
+def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism, size: int) -> np.ndarray:
+    """Adds noise to the first of `size` counts, in chunks that share one compiled program.
+
+    The other counts are 0. Each chunk has its own random key, and the noise scale is calibrated to
+    all counts at once. So the noise of a count does not depend on its position.
+    """
+    like = jax.ShapeDtypeStruct((size,), counts.dtype)
     calibration = jax.tree.map(jnp.asarray, mechanism)._calibration(like)
-    chunk = _CHUNK if len(counts) <= _MANY * _CHUNK else _LARGE_CHUNK
-    padded = np.pad(counts, (0, -len(counts) % chunk)).reshape(-1, chunk)
-    keys = split_on_host(key, len(padded))
+    chunk = _CHUNK if size <= _MANY * _CHUNK else _LARGE_CHUNK
+    chunks = max(1, -(-len(counts) // chunk))
+    padded = np.pad(counts, (0, chunks * chunk - len(counts))).reshape(-1, chunk)
+    keys = split_on_host(key, -(-size // chunk))[:chunks]
     noisy = [
         add_noise(one, jax.device_put(x), calibration, mechanism.noise)
         for one, x in zip(keys, padded, strict=True)
@@ -303,17 +415,26 @@ def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.nda
 
 
 def _named(
-    published: np.ndarray, texts: np.ndarray | None, words: np.ndarray, noisy: np.ndarray
-) -> tuple[tuple[int, ...] | tuple[str, ...], np.ndarray]:
-    """Decodes the published words.
-
-    Returns the keys in increasing order, with their noisy counts.
-    """
+    texts: np.ndarray | None, words: np.ndarray, published: np.ndarray
+) -> Sequence[int | str | None]:
+    """Returns the key of each row of published words, from the entries of the column."""
     if texts is None:
-        high, low = published.astype(np.uint64).T
-        return tuple(((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist()), noisy
-    count_of = dict(zip((word.tobytes() for word in published), noisy.tolist(), strict=True))
+        return integers_of(published)
     flat = zip(words.reshape(-1, words.shape[-1]), texts.ravel(), strict=True)
-    found = {as_text(text): count_of.get(word.tobytes()) for word, text in flat}
-    known = sorted((text, n) for text, n in found.items() if text is not None and n is not None)
-    return tuple(text for text, _ in known), np.array([count for _, count in known], np.int32)
+    wanted: dict[bytes, str | None] = dict.fromkeys(word.tobytes() for word in published)
+    for word, text in flat:
+        if (place := word.tobytes()) in wanted:
+            wanted[place] = as_text(text)
+    return list(wanted.values())
+
+
+def words_of_integers(numbers: np.ndarray) -> np.ndarray:
+    """Returns two words for each int64, the high word first, which increase with the integers."""
+    ordered = numbers.view(np.uint64) ^ _SIGN
+    return np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
+
+
+def integers_of(words: np.ndarray) -> list[int]:
+    """Returns the integers of their words."""
+    high, low = words.astype(np.uint64).T
+    return ((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist()

@@ -15,23 +15,25 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, intervals_of
 from dpjax._core._columns import is_numbers
+from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._records import as_dtype
+from dpjax._core._records import Parts, as_dtype
 from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensitivity
+from dpjax._exact._limbs import Limbs
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
 from dpjax.mechanisms._noise_intervals import noise_bounds
 from dpjax.queries._missing import complete, drops_missing
 from dpjax.queries._moments import public_ball
-from dpjax.queries._padded_records import present_records
+from dpjax.queries._padded_records import present_records, records_and_slots
 from dpjax.queries._people import Contribution
 from dpjax.queries._private_release import _quotient, shape_of_record, slots_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
 from dpjax.queries._sums import coarse, coarse_reach, coarsening
-from dpjax.queries._totals import Addend, totals_of
+from dpjax.queries._totals import Addend, Totals, total_of_parts, totals_of
 from dpjax.random._keys import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -60,14 +62,14 @@ class Partition(NamedTuple):
     all records of a person, the totals change as far as those of any query by group.
 
     Attributes:
-        database: the records of all groups.
-        groups: the group of each slot (below 0 for no group), and the number of groups; None if
-            there are no groups.
+        database: the records of all groups, as a whole or in parts: vectors, or, if there are
+            groups, a pair of the vectors and of their groups (below 0 for no group).
+        groups: the number of groups; None if there are no groups.
         people: how many records and groups a person has; None if neighbors differ in one record.
     """
 
-    database: Database
-    groups: tuple[np.ndarray, int] | None = None
+    database: Database | Parts
+    groups: int | None = None
     people: Contribution | None = None
 
 
@@ -159,7 +161,8 @@ def private_k_means(
     drops = drops_missing(missing, "center")
     k = _checks.integer("clusters", clusters, least=1)
     steps = _checks.integer("iterations", iterations, least=1)
-    (dims,) = shape_of_record(database, "(n, d)")
+    example = database if groups is None else records_and_slots(database)[0][0]
+    (dims,) = shape_of_record(example, "(n, d)")
     into_unit_ball, middle, size = public_ball(center, radius, dims)
     relation = relation_or_inherited(relation)
     if groups is not None and relation is NeighboringRelation.REPLACE_ONE:
@@ -167,31 +170,53 @@ def private_k_means(
             "by must be None for k-means under replace-one, because a replaced row may be in two"
             " groups: ask a table with the relation add-or-remove-one"
         )
+    if isinstance(database, Parts):
+        database.check(relation, RECORD if people is None else people.privacy_unit)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
     cells = max(32, 4 * k)  # So many cells that two clusters rarely share a cell.
     sensitivity = _sensitivity(relation, bits, people, dims=cells * (1 + dims))
-    count = 1 if groups is None else groups[1]
+    count = 1 if groups is None else groups
     drawn = count * cells * (1 + dims)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, drawn)
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
     notes = guarantee_under(key, mechanism.guarantee).notes
     promised = dataclasses.replace(guarantee, notes=notes)
 
-    def draw(key: Key, slots: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+    def placed(slots: tuple[jax.Array, ...]) -> tuple[jax.Array, list[jax.Array]]:
+        """Returns the records in the unit ball, and which of them are in each group."""
         records, present, *codes = slots
         present &= complete(records) if drops else True
         each = [present] if groups is None else [present & (codes[0] == g) for g in range(count)]
-        found = of_each(key, _placed(into_unit_ball(records), present), each)
-        return found if groups is not None else jax.tree.map(lambda array: array[0], found)
+        return _placed(into_unit_ball(records), present), each
 
-    def of_each(key: Key, inside: jax.Array, each: list[jax.Array]) -> dict[str, jax.Array]:
+    def draw(key: Key, slots: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+        inside, each = placed(slots)
+
+        def totals(centers: jax.Array) -> list[jax.Array]:
+            pairs = zip(each, centers, strict=True)
+            return [_totals(inside, *pair, bits=bits) for pair in pairs]
+
+        return of_each(key, totals)
+
+    def draw_over(key: Key, parts: Parts) -> dict[str, jax.Array]:
+        def totals(centers: jax.Array) -> list[jax.Array]:
+            def of_part(records: Database, present: jax.Array) -> Totals:
+                inside, each = placed(_slots(records, present, groups))
+                pairs = zip(each, centers, strict=True)
+                return tuple(_totals_in_64_bits(inside, *pair) for pair in pairs)
+
+            found = total_of_parts(of_part, parts, is_compiled=False)
+            return [coarse(total, bits) for total in found]
+
+        return of_each(key, totals)
+
+    def of_each(key: Key, totals: Callable[[jax.Array], list[jax.Array]]) -> dict[str, jax.Array]:
         cells_key, start_key, *keys = jax.random.split(key, 3 + steps)
         noise = mechanism.scale * unit
 
         def noisy_step(key: jax.Array, centers: jax.Array) -> tuple[jax.Array, jax.Array]:
-            pairs = zip(each, centers, strict=True)
-            total = jnp.concatenate([_totals(inside, *pair, bits=bits) for pair in pairs])
+            total = jnp.concatenate(totals(centers))
             noisy = mechanism.unpaid_draw(key, total)
             return _next(centers, noisy.reshape(count, -1, 1 + dims), unit, noise)
 
@@ -202,28 +227,40 @@ def private_k_means(
         centers, counts = jnp.stack(starts), jnp.zeros((count, k))
         for step_key in keys[1:]:
             centers, counts = noisy_step(step_key, centers)
-        return {"centers": jnp.add(middle[None, None], size * centers), "counts": counts}
+        found = {"centers": jnp.add(middle[None, None], size * centers), "counts": counts}
+        return found if groups is not None else jax.tree.map(lambda array: array[0], found)
 
-    records, present = present_records(database)
-    if is_numbers(records):
-        records = as_dtype(records, jnp.result_type(float))
-    slots = (records, present) if groups is None else (records, present, jnp.asarray(groups[0]))
+    # The program of a large database is described by that of one part, and its number of slots.
+    parts = database if isinstance(database, Parts) else None
+    like = database if parts is None else parts.like
+    slots = _slots(*present_records(like), groups)
+    about = () if parts is None else (parts.slots,)
     release = pay_and_draw(
-        lambda: draw(key, slots),
+        lambda: draw(key, slots) if parts is None else draw_over(key, parts),
         key,
         slots,
         guarantee=promised,
         what="k-means",
         name=name,
-        request=lambda name: request_of(name, draw, key, TreeSpec.of(slots), mechanism, promised),
+        request=lambda name: request_of(
+            name, draw, key, TreeSpec.of(slots), mechanism, promised, *about
+        ),
     )
-    shape = (*(() if groups is None else groups[1:]), k, 1 + dims)
+    shape = (*(() if groups is None else (groups,)), k, 1 + dims)
     last = mechanism.accuracy(TreeSpec.of(jax.ShapeDtypeStruct(shape, jnp.int32)))
     if last.kind != "noise":
         return release
     ball = {"middle": middle.tolist(), "size": size, "edge": edge_of_ball(dims, RADIUS_BITS)}
     about = {**last.facts, **ball, "unit": unit, "least": float(mechanism.scale) * unit}
     return dataclasses.replace(release, accuracy=Accuracy.of("k-means", about))
+
+
+def _slots(records: Database, present: jax.Array, groups: int | None) -> tuple[jax.Array, ...]:
+    """Returns the vectors of a database, which slots they are in, and their groups, if any."""
+    vectors, *codes = (records,) if groups is None else records
+    if is_numbers(vectors):
+        vectors = as_dtype(vectors, jnp.result_type(float))
+    return (vectors, present, *codes)
 
 
 def _share_of(
@@ -286,11 +323,19 @@ _placed: Callable[[jax.Array, jax.Array], jax.Array] = compiled(in_ball)
 @functools.partial(jax.jit, static_argnames="bits")
 def _totals(x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int) -> jax.Array:
     """Returns the count and the sum of each cluster, rounded to a grid: shape (k, 1 + d)."""
+    return coarse(_exact_totals(x, present, centers), bits)
+
+
+def _exact_totals(x: jax.Array, present: jax.Array, centers: jax.Array) -> Limbs:
+    """Returns the exact count and sum of each cluster: shape (k, 1 + d)."""
     k = len(centers)
     cluster = jnp.where(present, _nearest(x, centers), -1)
     weighed = jnp.concatenate([jnp.full((len(x), 1), 2**RADIUS_BITS, jnp.int32), x], axis=1)
     (total,) = totals_of([Addend(cluster, k, weighed, RADIUS_BITS)])
-    return coarse(total, bits)
+    return total
+
+
+_totals_in_64_bits: Callable[..., Limbs] = jax.jit(_exact_totals)
 
 
 @compiled

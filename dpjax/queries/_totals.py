@@ -233,17 +233,26 @@ class OfParts:
         self.check_size(parts.slots)
         shapes = jax.eval_shape(self.partial, *present_records(parts.like))
         return Unsummed(
-            Summed(shapes, parts.slots), lambda: Summed(_total(self.partial, parts), parts.slots)
+            Summed(shapes, parts.slots),
+            lambda: Summed(total_of_parts(self.partial, parts), parts.slots),
         )
 
 
-def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> Totals:
-    """Returns the totals of all parts. Refuses more records than the public number of slots."""
+def total_of_parts(
+    partial: Callable[[Any, jax.Array], Totals], parts: Parts, *, is_compiled: bool = True
+) -> Totals:
+    """Returns the totals of all parts. Refuses more records than the public number of slots.
+
+    `partial` computes the totals of one part. It is compiled as one program, or else it runs
+    operation by operation, so that its floats are rounded as without parts.
+    """
 
     def of_several(several: Iterator[PaddedRecords]) -> tuple[Any, int]:
         # This runs in the process that stores the parts. The lambda is new at each call, because
         # JAX may cache old closures.
-        of_one = jax.jit(lambda records, present: partial(records, present))
+        of_one = partial
+        if is_compiled:
+            of_one = jax.jit(lambda records, present: partial(records, present))
         total, n = nothing, 0
         for part in several:
             n += int(np.count_nonzero(part.present))
@@ -256,9 +265,5 @@ def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> To
     total, n = nothing, 0
     for found, count in parts.each(of_several):
         total, n = added(total, found), n + count
-    if n > parts.slots:
-        raise ValueError(
-            f"most_rows must be enough for every possible table, got most_rows={parts.slots} for "
-            f"{n} rows"
-        )
+    parts.check_count(n)
     return total

@@ -275,17 +275,7 @@ class PrivateFunction:
                 "target must be a query of dpjax if the database comes in parts, because only "
                 f"queries can add up totals of parts, got {self._name}"
             )
-        if sensitivity.privacy_unit != RECORD and not parts.holds_whole_people:
-            raise TypeError(
-                'target must be a query with the privacy unit "record" if the database comes in '
-                "parts, because a person may be in several parts, got a query with the privacy "
-                f"unit {sensitivity.privacy_unit}"
-            )
-        if sensitivity.relation is NeighboringRelation.REPLACE_ONE:
-            raise ValueError(
-                "relation must be add-or-remove-one for a database in parts, because the number of"
-                " its records is private"
-            )
+        parts.check(sensitivity.relation, sensitivity.privacy_unit)
         totals = target.over(parts)
         return totals, self._kind_of(TreeSpec.of(totals.shapes))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from dpjax._core._labels import FOUND, Axis, Labels
@@ -22,7 +23,7 @@ from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
 from dpjax.queries._counts import histogram_query
-from dpjax.queries._group_keys import WithCounts, group_keys
+from dpjax.queries._group_keys import WithCounts, group_keys, integers_of
 from dpjax.queries._moments import (
     released_moments,
 )
@@ -34,8 +35,8 @@ from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
 from dpjax.tables._bounds import Box
 from dpjax.tables._frame import Column, Frame
-from dpjax.tables._groups import By, Cells, cells_by, codes_of, entries_in_groups, keys_in_groups
-from dpjax.tables._large_frame import LargeFrame, in_parts, structure_of
+from dpjax.tables._groups import By, Cells, cells_by, codes_of, keys_in_groups, words_in_groups
+from dpjax.tables._large_frame import LargeFrame, in_parts, structure_of, texts_of_words
 from dpjax.tables._people import People, check_of_people, people_to_sum
 from dpjax.tables._question import Cost, Question, cost_of, question_name
 from dpjax.tables._where import Where, rows_where
@@ -242,15 +243,26 @@ class AskedTable:
         is_public = self.relation is NeighboringRelation.REPLACE_ONE and asked.people is None
         how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
         how["capacity"] = None if is_public else self.most_rows
-        entries = self._frame.entries_of(column, asked.present)
-        cells, used = asked.cells, self._frame[column]
-        if cells.axes:
-            entries = entries_in_groups(cells, used, entries, asked.present)
-        counted: Any = WithCounts(entries, asked.people)
+        cells, is_text = asked.cells, structure_of(self._frame)[column].is_text
+
+        def make(table: AskedTable, asked: Question) -> PaddedRecords:
+            found = words_in_groups(asked.cells, table._frame[column], asked.present)
+            if not is_public:
+                return found
+            return jax.tree.map(lambda slots: slots[: table._frame.rows], found)
+
+        def named(words: np.ndarray) -> list[Any]:
+            of_keys = words[:, 1:] if cells.axes else words
+            keys = texts_of_words(self._frame, column, of_keys) if is_text else integers_of(of_keys)
+            if not cells.axes:
+                return keys
+            of_groups = zip(words[:, 0], keys, strict=True)
+            return [key if key is None else f"{code} {key}" for code, key in of_groups]
+
+        are_numbers = not (is_text or cells.axes)
+        counted: Any = WithCounts(self._records(asked, make), named, are_numbers, asked.people)
         found = self._paid(lambda key: group_keys(key, counted, **how), key)
-        value = (
-            keys_in_groups(cells, found.value, used.is_text) if cells.axes else {(): found.value}
-        )
+        value = keys_in_groups(cells, found.value, is_text) if cells.axes else {(): found.value}
         return dataclasses.replace(found, value=value)
 
     def _counted(

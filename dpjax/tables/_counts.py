@@ -175,14 +175,18 @@ class CountsOfTable(AskedTable):
             A `Release` of integers, with an axis for each column of `by`.
         """
         asked = self._asked("count_distinct", [column], by=by, where=where, once=True)
-        cells, target = asked.cells, DistinctCount.of(asked.cells.shape, asked.people)
-        records = {CELL: cells.codes, WORDS: words_of(self._frame[column])}
-        known = asked.present & self._frame[column].known
+        target = DistinctCount.of(asked.cells.shape, asked.people)
         mechanism = self._cost(epsilon, share, error, delta=delta).cheapest(target)
         private = privatize(target, mechanism)
-        database = PaddedRecords(records, known)  # pyright: ignore[reportArgumentType]
+
+        def entries(table: AskedTable, asked: Question) -> PaddedRecords:
+            used = table._frame[column]
+            records = {CELL: asked.cells.codes, WORDS: words_of(used)}
+            return PaddedRecords(records, asked.present & used.known)  # pyright: ignore[reportArgumentType]
+
+        database = self._records(asked, entries)
         release = self._paid(lambda key: private(key, database, name=asked.name), key)
-        return dataclasses.replace(release, labels=Labels(asked.statistic, cells.axes))
+        return dataclasses.replace(release, labels=Labels(asked.statistic, asked.cells.axes))
 
     def top(
         self,

@@ -12,8 +12,10 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpjax._core._guarantee import RECORD
+from dpjax._core._records import Parts, Summed, Unsummed
 from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
+from dpjax.queries._group_keys import distinct_in_parts
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._people import Contribution
 from dpjax.tables._frame import Column
@@ -54,6 +56,8 @@ class DistinctCount(KnownSensitivity):
 
     def __call__(self, database: Database) -> jax.Array:
         """Returns the number of distinct entries in each cell. Sorts rows by cell and entry."""
+        if isinstance(database, Summed):
+            return database.totals.reshape(self.shape)
         records, present = present_records(database)
         cells, words = records[CELL], records[WORDS]
         absent = (~(present & (cells >= 0))).astype(jnp.uint32)
@@ -65,6 +69,19 @@ class DistinctCount(KnownSensitivity):
         place = jnp.where(is_first & (ordered[0] == 0), ordered[1], jnp.uint32(size))
         counts = jnp.zeros(size, jnp.int32).at[place].add(1, mode="drop")
         return counts.reshape(self.shape)
+
+    def over(self, parts: Parts) -> Unsummed:
+        """Returns the computation that reads all parts once, and counts distinct entries."""
+
+        def compute() -> Summed:
+            words, _ = distinct_in_parts(parts, _words_in_cells)
+            cells = words[:, 0].view(np.int32)
+            counts = np.bincount(cells[cells >= 0], minlength=size)
+            return Summed(counts.astype(np.int32), parts.slots)
+
+        size = math.prod(self.shape)
+        shapes = Summed(jax.ShapeDtypeStruct((size,), jnp.int32), parts.slots)
+        return Unsummed(shapes, compute)
 
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
@@ -78,6 +95,12 @@ class DistinctCount(KnownSensitivity):
         replaced = relation is NeighboringRelation.REPLACE_ONE
         cells = min(2, math.prod(self.shape)) if replaced else 1
         return norm_up([Fraction(1)] * cells, norm)
+
+
+def _words_in_cells(records: Database) -> np.ndarray:
+    """Returns the cell of each row, below 0 for none, followed by the words of its entry."""
+    cells = np.asarray(records[CELL]).astype(np.int32).view(np.uint32)
+    return np.concatenate([cells[:, None], np.asarray(records[WORDS])], axis=1)
 
 
 def words_of(column: Column) -> np.ndarray:

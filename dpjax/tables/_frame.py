@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._columns import Numbers, Texts, check_usable, is_column
-from dpjax._core._frames import dtype_of, exact_column, moments_of, table_of_columns, texts_of
+from dpjax._core._frames import dtype_of, exact_column, moments_of, table_of_columns
 from dpjax._core._moments import is_moment
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import PyTree
@@ -137,16 +137,6 @@ class Frame:
         if name not in self._converted:
             self._converted[name] = self._padded(name)
         return self._converted[name]
-
-    def entries_of(self, name: str, present: np.ndarray) -> Any:
-        """Returns the entries of a column, with a missing entry where `present` is false."""
-        column, counts = self[name], present[: self.rows]
-        if column.is_text:
-            return np.where(counts, texts_of(self.columns[name]), np.array(None, object))
-        entries = column.entries[: self.rows]
-        if entries.dtype.kind == "f":
-            return np.where(counts, entries, np.nan)
-        return Numbers.of(entries, counts)
 
     def _as_given(self, name: str) -> Any:
         """Returns a column of the frame without converting it.

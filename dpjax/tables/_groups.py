@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._columns import as_text, fingerprints
+from dpjax._core._columns import fingerprints
 from dpjax._core._frames import moments_of
 from dpjax._core._labels import Axis
 from dpjax._core._moments import is_moment
+from dpjax._core._records import PaddedRecords
 from dpjax._core._values import Release
+from dpjax.queries._group_keys import words_of_integers
 from dpjax.queries._groups import groups
 from dpjax.queries._totals import LARGEST
 from dpjax.tables._frame import Column, Frame, numpy_of
@@ -84,30 +86,25 @@ def cells_by(by: By | None, frame: Frame) -> Cells:
     return found
 
 
-def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.ndarray) -> Any:
-    """Returns a text that encodes the group and the entry of each row; None if either is missing.
+def words_in_groups(cells: Cells, column: Column, present: np.ndarray) -> PaddedRecords:
+    """Returns words that identify the entry of each row, and its group if there are groups.
 
-    The text of a row depends on this row alone.
+    The words of a row depend on this row alone. Rows without an entry or a group do not count.
     """
     if column.is_text:
-        shown, known = [as_text(entry) for entry in entries], column.known
+        words, known = column.entries, column.known
     else:
         numbers, known = as_int64(column)
-        shown = numbers.tolist()
-    rows = len(entries) if column.is_text else len(column.entries)
-    counts = (known & present & (cells.codes >= 0))[:rows].tolist()
-    every = zip(counts, cells.codes.tolist(), shown, strict=False)
-    # If no entry were None, NumPy would choose a dtype of texts, which drops NUL characters at the
-    # end of a text. Then one row that is None would change the texts of other rows.
-    found = np.empty(len(counts), object)
-    found[:] = [f"{code} {entry}" if yes else None for yes, code, entry in every]
-    return found
+        words = words_of_integers(numbers)
+    if cells.axes:
+        words = np.concatenate([cells.codes[:, None].astype(np.uint32), words], axis=1)
+    return PaddedRecords(words, present & known & (cells.codes >= 0))  # pyright: ignore[reportArgumentType]
 
 
 def keys_in_groups(
     cells: Cells, found: tuple[Sequence[str], np.ndarray], are_texts: bool
 ) -> dict[Any, tuple[tuple[Any, ...], np.ndarray]]:
-    """Parses texts made by `entries_in_groups` into the keys and counts of each group."""
+    """Parses texts of a group's index and a key into the keys and counts of each group."""
     pairs = {group: list[tuple[Any, int]]() for group in cells.groups}
     for text, count in zip(*found, strict=True):
         code, _, entry = text.partition(" ")
@@ -154,16 +151,24 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
         return _traced_codes(column, keys)
     if column.is_text:
         # Fingerprints are compared as bytes. Equal fingerprints count as equal texts.
-        entries, wanted = (_as_bytes(x) for x in (column.entries, fingerprints(keys)))
+        found = index_of_words(column.entries, fingerprints(keys))
         known = column.known
     else:
         groups(column.name, keys)._check_held_by(column.entries.dtype)
         entries, known = as_int64(column)
-        wanted = np.array(keys, np.int64)
+        found = _index_of(entries, np.array(keys, np.int64))
+    return np.where(known, found, -1).astype(np.int32)
+
+
+def index_of_words(entries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Returns the index of each text among the `wanted` texts, both given as words, or -1."""
+    return _index_of(_as_bytes(entries), _as_bytes(wanted))
+
+
+def _index_of(entries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     order = np.argsort(wanted)
-    place = np.minimum(np.searchsorted(wanted[order], entries), len(keys) - 1)
-    found = order[place]
-    return np.where(known & (wanted[found] == entries), found, -1).astype(np.int32)
+    place = np.minimum(np.searchsorted(wanted[order], entries), len(wanted) - 1)
+    return np.where(wanted[order[place]] == entries, order[place], -1)
 
 
 def _traced_codes(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> Any:

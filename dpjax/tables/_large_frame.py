@@ -1,20 +1,21 @@
-"""Reads frames larger than memory in batches, for statistics that are computed from sums."""
+"""Reads frames larger than memory in batches, for statistics of totals that add up."""
 
 import contextlib
 import copy
 import functools
 import pathlib
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._frames import Batches, Table, batches_of
+from dpjax._core._columns import as_text
+from dpjax._core._frames import Batches, Table, batches_of, texts_of
 from dpjax._core._records import PaddedRecords, Parts
 from dpjax.tables._frame import Column, Frame
-from dpjax.tables._groups import as_int64
+from dpjax.tables._groups import as_int64, index_of_words
 
 T = TypeVar("T")
 # The public number of rows in a batch. Larger batches would hardly be faster.
@@ -137,6 +138,33 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
         return large.batches.each(used, rows, functools.partial(of_batches, function))
 
     return Parts(each, like, slots, holds_whole_people=people is not None)
+
+
+def texts_of_words(frame: Frame, name: str, words: np.ndarray) -> list[str | None]:
+    """Returns the texts of a column that have these words. Reads all batches of a large frame."""
+    if len(words) == 0:
+        return []
+
+    def of_frames(frames: Iterable[Frame]) -> dict[int, str | None]:
+        found: dict[int, str | None] = {}
+        for one in frames:
+            at = index_of_words(one[name].entries[: one.rows], words)
+            here, first = np.unique(at, return_index=True)
+            if new := [(i, row) for i, row in zip(here, first, strict=True) if i >= 0]:
+                texts = texts_of(one.columns[name])
+                found |= {int(i): as_text(texts[row]) for i, row in new}
+        return found
+
+    def of_tables(tables: Iterator[Table]) -> dict[int, str | None]:
+        return of_frames(Frame(table, rows) for table in tables)
+
+    if isinstance(frame, LargeFrame):
+        rows = frame.of_batch.slots
+        results = list(frame.batches.each([name], rows, of_tables))
+    else:
+        results = [of_frames([frame])]
+    found = {i: text for each in results for i, text in each.items()}
+    return [found.get(i) for i in range(len(words))]
 
 
 # The following code groups the rows of a frame larger than memory by person, in temporary files.

@@ -267,9 +267,16 @@ class RelationsOfTable(AskedTable):
                 "delta must be above 0 for k-means: give a delta, or a ledger with a delta"
             )
         asked = self._asked("k_means", columns, by=by, where=where, about=(box.facts, clusters))
-        records = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
-        groups = (asked.cells.codes, asked.cells.size) if asked.cells.axes else None
-        database = Partition(records, groups, asked.people)
+        groups = asked.cells.size if asked.cells.axes else None
+
+        def vectors(table: AskedTable, asked: Question) -> PaddedRecords:
+            found: Any = box.vectors(table._frame)
+            return PaddedRecords(
+                found if groups is None else (found, asked.cells.codes),
+                asked.present,  # pyright: ignore[reportArgumentType]
+            )
+
+        database = Partition(self._records(asked, vectors), groups, asked.people)
         how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
 
         def ask(key: Key) -> Release:

@@ -1,5 +1,6 @@
 """Tables larger than memory: the bits of the same table in memory, from every source."""
 
+import collections
 import datetime
 import itertools
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 
 import dpjax
 from dpjax._core._frames import batches_of
+from dpjax.queries import _group_keys
 from dpjax.tables import _large_frame
 
 KEY = dpjax.random.seeded_key(3)
@@ -55,7 +57,25 @@ STATISTICS = {
         "cost", ["age"], bounds={"cost": (0, 500), "age": (0, 90)}, epsilon=1.0, key=KEY
     ),
     "days": lambda table: table.mean("day", bounds=(18_000, 19_000), epsilon=1.0, key=KEY),
+    "distinct": lambda table: table.count_distinct("cost", epsilon=1.0, key=KEY),
+    "distinct by": lambda table: table.count_distinct("age", by=BY, epsilon=1.0, key=KEY),
+    "keys": lambda table: table.keys("ward", epsilon=1.0, delta=1e-6, key=KEY),
+    "keys by": lambda table: table.keys("age", by=BY, epsilon=5.0, delta=0.1, key=KEY),
+    "texts by": lambda table: table.keys(
+        "ward", by={"age": range(5)}, epsilon=5.0, delta=0.1, key=KEY
+    ),
+    "top of unknown": lambda table: table.top("day", 9, epsilon=5.0, delta=0.1, key=KEY),
+    "clusters": lambda table: table.k_means(
+        ["cost", "age"],
+        bounds={"cost": (0, 500), "age": (0, 90)},
+        clusters=3,
+        **{"epsilon": 5.0, "delta": 1e-6, "key": KEY},
+    ),
+    "clusters by": lambda table: table.k_means(
+        ["cost"], **BOUNDS, by=BY, clusters=2, epsilon=5.0, delta=1e-6, key=KEY
+    ),
 }
+FOUND = {"keys": 3, "keys by": 2, "texts by": 5, "top of unknown": 9}
 
 
 @pytest.fixture
@@ -75,11 +95,74 @@ def sources(tmp_path, monkeypatch):
 def test_batches_have_the_bits_of_the_table_in_memory(name, sources):
     ask = STATISTICS[name]
     whole = ask(dpjax.PrivateTable(FRAME, most_rows=MOST))
+    assert len(whole.value) == FOUND[name] if name in FOUND else True
     for source in sources.values():
         found = ask(dpjax.PrivateTable(source, most_rows=MOST))
         jax.tree.map(np.testing.assert_array_equal, found.value, whole.value)
         assert found.guarantee == whole.guarantee
         assert repr(found) == repr(whole)
+
+
+def test_distinct_rows_are_those_of_all_parts_whenever_they_are_merged(monkeypatch):
+    generator = np.random.default_rng(2)
+    for few, words in itertools.product((0, 5, 100), (1, 2, 5)):
+        monkeypatch.setattr(_group_keys, "_FEW", few)
+        rows = generator.integers(2**32 - 3, 2**32, (60, words), dtype=np.uint32)
+        rows[::3, -1] = 7
+        several = [(rows[i : i + 9], np.ones(9, int)[: 60 - i]) for i in range(0, 60, 9)]
+        found, counts = _group_keys._merged(
+            iter([_group_keys.distinct_rows(*one) for one in several]), (rows[:0], np.zeros(0, int))
+        )
+        expected = collections.Counter(map(tuple, rows.tolist()))
+        assert dict(zip(map(tuple, found.tolist()), counts.tolist(), strict=True)) == expected
+        assert found.tolist() == sorted(found.tolist())
+
+
+def test_clusters_read_the_table_once_for_each_step(sources):
+    passes = []
+
+    def frames():
+        passes.append(1)
+        return sources["frames"]()
+
+    table = dpjax.PrivateTable(frames, most_rows=MOST)
+    passes.clear()
+    table.k_means(["cost"], **BOUNDS, clusters=2, epsilon=1.0, delta=1e-6, key=KEY)
+    assert len(passes) == 5  # The start and four iterations.
+    passes.clear()
+    table.keys("ward", epsilon=1.0, delta=1e-6, key=KEY)
+    assert len(passes) == 2  # Counts, and the texts of the published keys.
+
+
+def test_a_ledger_pays_once_for_a_large_table(sources, tmp_path):
+    """Nothing is read for a question that was paid for."""
+    asked = {
+        "keys": lambda table: table.keys("ward", epsilon=1.0),
+        "distinct": lambda table: table.count_distinct("cost", epsilon=1.0),
+        "clusters": lambda table: table.k_means(["cost"], **BOUNDS, clusters=2, epsilon=1.0),
+    }
+    read = []
+
+    def frames():
+        read.append(1)
+        return sources["frames"]()
+
+    def tables(frame, most_rows=MOST):
+        with dpjax.Ledger(tmp_path / "ledger.db", epsilon=3, delta=1e-5) as ledger:
+            yield dpjax.PrivateTable(frame, most_rows=most_rows, ledger=ledger)
+
+    for table in tables(frames):
+        first = {name: ask(table).value for name, ask in asked.items()}
+        read.clear()
+        for name, ask in asked.items():
+            jax.tree.map(np.testing.assert_array_equal, ask(table).value, first[name])
+        assert not read
+    for table in tables(FRAME):  # Keys of the table in memory are the same question.
+        assert asked["keys"](table).value == first["keys"]
+    for table in tables(frames, MOST + 1):
+        for ask in asked.values():
+            with pytest.raises(dpjax.BudgetExceededError):
+                ask(table)
 
 
 def test_a_pass_reads_the_columns_that_it_uses(sources, monkeypatch):
@@ -101,20 +184,38 @@ def test_a_pass_reads_the_columns_that_it_uses(sources, monkeypatch):
     assert [sorted(columns) for columns in asked] == [["age", "cost", "ward"], ["ward"]]
 
 
-def test_a_statistic_that_does_not_add_up_refuses_batches(sources):
+def test_what_cannot_be_read_in_batches_is_refused(sources):
     table = dpjax.PrivateTable(sources["lazy"], most_rows=MOST)
-    with pytest.raises(TypeError, match=r"frame must fit into memory .* column 'age'"):
-        table.k_means(["age"], clusters=2, bounds=(0, 90), epsilon=1.0, delta=1e-6, key=KEY)
+    with pytest.raises(TypeError, match=r"frame must fit into memory .* column 'ward'"):
+        table.synthetic(["ward"], rows=10, keys=BY, epsilon=1.0, delta=1e-6, key=KEY)
+    batches = iter([FRAME])
+    with pytest.raises(TypeError, match="every statistic reads the table again"):
+        dpjax.PrivateTable(batches, most_rows=MOST)
+    with pytest.raises(TypeError, match="got the same iterator twice: make the iterator inside"):
+        dpjax.PrivateTable(lambda: batches, most_rows=MOST)
     replaced = dpjax.PrivateTable(
         sources["lazy"], most_rows=MOST, relation=dpjax.NeighboringRelation.REPLACE_ONE
     )
-    with pytest.raises(ValueError, match="must be add-or-remove-one for a database in parts"):
-        replaced.mean("cost", **BOUNDS, epsilon=1.0, key=KEY)
+    of = {"epsilon": 1.0, "delta": 1e-6, "key": KEY}
+    for ask in (
+        lambda: replaced.mean("cost", **BOUNDS, epsilon=1.0, key=KEY),
+        lambda: replaced.count_distinct("cost", epsilon=1.0, key=KEY),
+        lambda: replaced.keys("ward", **of),
+        lambda: replaced.k_means(["cost"], **BOUNDS, clusters=2, **of),
+    ):
+        with pytest.raises(ValueError, match="must be add-or-remove-one for a database in parts"):
+            ask()
     with pytest.raises(TypeError, match="column 'tags' must be numbers, texts, dates or times"):
         table.mean("tags", **BOUNDS, epsilon=1.0, key=KEY)
     few = dpjax.PrivateTable(sources["lazy"], most_rows=N - 1)
-    with pytest.raises(ValueError, match="most_rows must be enough for every possible table"):
-        few.count(epsilon=1.0, key=KEY)
+    for ask in (
+        lambda: few.count(epsilon=1.0, key=KEY),
+        lambda: few.count_distinct("cost", epsilon=1.0, key=KEY),
+        lambda: few.keys("ward", **of),
+        lambda: few.k_means(["cost"], **BOUNDS, clusters=2, **of),
+    ):
+        with pytest.raises(ValueError, match="most_rows must be enough for every possible table"):
+            ask()
 
 
 def test_a_table_without_rows_is_no_refusal(sources):
@@ -127,6 +228,11 @@ def test_a_table_without_rows_is_no_refusal(sources):
         .value
         == 0
     )
+    of = {"epsilon": 5.0, "delta": 1e-6, "key": KEY}
+    assert nobody.keys("ward", **of).value == ()
+    assert nobody.count_distinct("ward", epsilon=1e3, key=KEY).value == 0
+    clusters = nobody.k_means(["cost"], **BOUNDS, clusters=2, **of)
+    assert clusters.value["centers"].shape == (2, 1)
 
 
 def test_memory_is_that_of_a_batch_however_slowly_batches_are_used(tmp_path):
@@ -170,6 +276,18 @@ ASK_PEOPLE = {
     ),
     "quantiles": lambda table: table.quantiles(
         "cost", [0.5], bounds=(0, 20), by={"ward": ["a", "b"]}, epsilon=1.0, key=KEY
+    ),
+    "people": lambda table: table.count_distinct("id", epsilon=100.0, key=KEY),
+    "keys": lambda table: table.keys("ward", epsilon=9.0, delta=0.1, key=KEY),
+    "ids by": lambda table: table.keys(
+        "id", by={"ward": ["a", "b"]}, epsilon=50.0, delta=0.9, key=KEY
+    ),
+    "top": lambda table: table.top("ward", 2, keys=["b", "a", "c"], epsilon=50.0, key=KEY),
+    "range by": lambda table: table.sum(
+        "cost", bounds=None, by={"ward": ["a", "b"]}, per_person="sum", epsilon=50.0, key=KEY
+    ),
+    "clusters": lambda table: table.k_means(
+        ["cost"], bounds=(0, 20), clusters=2, epsilon=9.0, delta=0.1, key=KEY
     ),
 }
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax._core._columns import fingerprints
 from dpjax.queries import _k_means
 from dpjax.tables import _counts, _relations
-from dpjax.tables._groups import entries_in_groups
+from dpjax.tables._groups import words_in_groups
 
 REPLACE, ADD = dpjax.NeighboringRelation
 # So large that the noise is far below what one row moves. That of counts is 0, except with a
@@ -201,20 +202,25 @@ def test_a_row_is_one_key_of_one_group_whatever_the_others_are():
     def entries(rows, column):
         one = table(rows, ADD, "drop", slots=len(rows))
         asked = one._asked("keys", [column], by={"g": G}, where=is_large)
-        given = one._frame.entries_of(column, asked.present)
-        return entries_in_groups(asked.cells, one._frame[column], given, asked.present).tolist()
+        found = words_in_groups(asked.cells, one._frame[column], asked.present)
+        every = zip(found.records.tolist(), found.present.tolist(), strict=True)
+        return [words if counts else None for words, counts in every]
 
     for column in ("x", "g"):
         together = entries(ROWS, column)
         assert [one for row in ROWS for one in entries([row], column)] == together
-    assert entries(ROWS, "x") == ["0 10", None, None, "1 99", None, None]
-    assert entries(ROWS, "g") == ["0 a", None, None, "1 b", None, None]
-    # An array of texts would lose NUL characters, and a missing entry makes an array of objects.
+    assert entries(ROWS, "x") == [[0, 2**31, 10], None, None, [1, 2**31, 99], None, None]
+    assert entries(ROWS, "g")[::3] == [[0, *word] for word in fingerprints(["a"]).tolist()] + [
+        [1, *word] for word in fingerprints(["b"]).tolist()
+    ]
+
+
+def test_keys_that_differ_in_their_ends_are_different_keys():
+    """An array of texts would lose NUL characters, and a missing entry makes one of objects."""
     ends = ["a", "a\0", "a\0\0"]
-    for texts in (ends, [*ends, None]):
+    for texts in (ends * 9, [*ends * 9, None]):
         frame = {"t": np.array(texts, object), "g": np.array(["a"] * len(texts))}
-        one = dpjax.PrivateTable(frame, most_rows=4)
-        asked = one._asked("keys", ["t"], by={"g": ["a"]})
-        given = one._frame.entries_of("t", asked.present)
-        found = entries_in_groups(asked.cells, one._frame["t"], given, asked.present)
-        assert found.tolist()[:3] == ["0 a", "0 a\0", "0 a\0\0"]
+        one = dpjax.PrivateTable(frame, most_rows=40)
+        for by in ({}, {"by": {"g": ["a"]}}):
+            found = one.keys("t", epsilon=20.0, delta=1e-6, key=KEY, **by).value
+            assert (found["a"] if by else found) == tuple(ends)

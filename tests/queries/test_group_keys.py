@@ -23,8 +23,8 @@ def counts_of(column, at_most):
     """Keys and how many people have them."""
     _, words, known = _group_keys._entries(np.asarray(column))
     found, counts = _group_keys._sorted_counts(words, known, at_most=at_most)
-    keys, of_keys = _group_keys._named(found[counts > 0], None, words, counts[counts > 0])
-    return dict(zip(keys, of_keys.tolist(), strict=True))
+    keys = _group_keys.integers_of(found[counts > 0])
+    return dict(zip(keys, counts[counts > 0].tolist(), strict=True))
 
 
 NOBODY = {
@@ -137,8 +137,12 @@ def test_the_noise_of_chunks_is_independent_and_of_the_scale_of_all_counts(most,
 
     kept = _group_keys.add_noise
     monkeypatch.setattr(_group_keys, "add_noise", add_noise)
-    noise = _group_keys._noisy(KEY, counts, dpjax.discrete_laplace(2.0, 0.1)) - counts
+    mechanism = dpjax.discrete_laplace(2.0, 0.1)
+    noise = _group_keys._noisy(KEY, counts, mechanism, len(counts)) - counts
     assert noise.shape == counts.shape
+    for some in (0, 1, 2**7, 2**10 + 1):  # The other counts are 0, and are left out.
+        first = _group_keys._noisy(KEY, counts[:some], mechanism, len(counts))
+        assert first.tolist() == (noise + counts)[:some].tolist()
     assert {*scales} == {(2**7 if most else 2**9, len(counts))}
     assert abs(np.abs(noise).mean() / 20 - 1) < 0.05
     parts = noise[: 2**14].reshape(-1, 2**7)
