@@ -45,17 +45,28 @@ def write(path: pathlib.Path, n: int) -> None:
 
 
 def measure(path: str) -> dict[str, float]:
-    """Means by ward and a histogram of days, in one pass each, and their peak memory."""
+    """Statistics of each kind, and the peak memory of the process up to each of them.
+
+    Means and histograms are one pass. Keys of texts are two, and four iterations of k-means five.
+    """
     table = dpjax.PrivateTable(ds.dataset(path), most_rows=2 * 10**8)
-    seconds = {}
+    bounds = {"cost": (0, 20_000), "day": (10_000, 20_000)}
+    of = {"epsilon": 1.0, "delta": 1e-9}
+    found = {}
     for name, ask in (
-        ("mean", lambda: table.mean("cost", bounds=(0, 20_000), by={"ward": WARDS}, epsilon=1.0)),
+        ("mean", lambda: table.mean("cost", bounds=bounds, by={"ward": WARDS}, epsilon=1.0)),
         ("histogram", lambda: table.histogram("day", range(10_000, 20_001, 250), epsilon=1.0)),
+        ("keys", lambda: table.keys("ward", **of)),
+        ("k-means", lambda: table.k_means(["cost", "day"], clusters=4, bounds=bounds, **of)),
+        ("distinct", lambda: table.count_distinct("cost", epsilon=1.0)),
     ):
         start = time.perf_counter()
-        jax.block_until_ready(ask().value)
-        seconds[name] = time.perf_counter() - start
-    return {**seconds, "peak_mib": peak_mib()}
+        value = ask().value
+        if name != "keys":
+            jax.block_until_ready(value)
+        found[name] = time.perf_counter() - start
+        found[f"peak_mib of {name}"] = peak_mib()
+    return {**found, "peak_mib": found["peak_mib of histogram"]}
 
 
 def run(largest: int = 7) -> None:
@@ -79,9 +90,16 @@ def run(largest: int = 7) -> None:
 
 def _draw(sizes: list[int], found: dict[int, dict[str, float]]) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for name, label in (("mean", "means of 4 groups"), ("histogram", "histogram of 40 buckets")):
+    labels = {
+        "mean": "means of 4 groups",
+        "histogram": "histogram of 40 buckets",
+        "keys": "keys of a column, 2 passes",
+        "distinct": "distinct entries",
+        "k-means": "clusters, 5 passes",
+    }
+    for name, label in labels.items():
         left.loglog(sizes, [found[n][name] for n in sizes], "o-", label=label)
-    left.set(xlabel="rows", ylabel="seconds of one pass, with compilation")
+    left.set(xlabel="rows", ylabel="seconds, with compilation")
     left.legend()
     right.semilogx(sizes, [found[n]["peak_mib"] for n in sizes], "o-")
     right.set(xlabel="rows", ylabel="peak memory of the process, MiB", ylim=(0, None))

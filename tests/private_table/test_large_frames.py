@@ -17,7 +17,7 @@ import pytest
 
 import dpjax
 from dpjax._core._frames import batches_of
-from dpjax.queries import _group_keys
+from dpjax.queries import _group_keys, _k_means
 from dpjax.tables import _large_frame
 
 KEY = dpjax.random.seeded_key(3)
@@ -346,6 +346,78 @@ def test_no_person_in_batches_moves_counts_further_than_the_noise_covers(monkeyp
         whole = counts(frame)
         moved += [np.abs(whole - counts(frame[frame["id"] != one])).sum() for one in (1, 2)]
     assert max(moved) == 2  # The scale is that of two rows at epsilon 100.
+
+
+def counted_keys(table, patch):
+    """How many people have each key, and the l1 sensitivity of these counts."""
+    read = []
+
+    def noisy(key, counts, mechanism, size):
+        read.append((counts, mechanism.scale * 0.5))
+        return counts
+
+    patch.setattr(_group_keys, "_noisy", noisy)
+    patch.setattr(_group_keys, "_threshold", lambda *_: 1)  # All keys are published.
+    keys = table.keys("ward", epsilon=0.5, delta=0.1).value
+    ((counts, sensitivity),) = read
+    found = dict(zip(keys, counts[counts > 0], strict=True))
+    return [found.get(key, 0) for key in range(3)], sensitivity
+
+
+def counted_entries(table, patch):
+    del patch
+    release = table.count_distinct("ward", by={"half": [0, 1]}, epsilon=100.0)
+    return release.value, release.accuracy.facts["arrays"][0]["scale"] * 100
+
+
+def clusters_of_wards(table, patch):
+    """The totals of the first step, and their l2 sensitivity."""
+    totals, noise = [], []
+
+    def total_of_parts(*given, **how):
+        totals.append([_k_means.coarse(total, 4) for total in total_of(*given, **how)])
+        return total_of(*given, **how)
+
+    def share_of(sensitivity, *given):
+        noise.append(sensitivity.value)
+        return share(sensitivity, *given)
+
+    total_of, share = _k_means.total_of_parts, _k_means._share_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_k_means, "total_of_parts", total_of_parts)
+        patch.setattr(_k_means, "_share_of", share_of)
+        table.k_means(["ward"], bounds=(0, 2), clusters=2, epsilon=1.0, delta=0.1, key=KEY)
+    return np.concatenate(totals[0]), noise[0]
+
+
+@pytest.mark.parametrize(
+    ("ask", "order", "least"),
+    [(counted_keys, 1, 1), (counted_entries, 1, 1), (clusters_of_wards, 2, 0.7)],
+    ids=["keys", "entries", "clusters"],
+)
+def test_no_person_in_batches_moves_keys_entries_or_clusters_further(
+    ask, order, least, monkeypatch
+):
+    """Every table of these rows, and the same without all rows of a person."""
+    monkeypatch.setattr(_large_frame, "ROWS", 4)
+    how = {"person": "id", "most_rows": 8, "rows": 2}
+    shares = []
+    for wards in itertools.product((0, 1, 2), repeat=2):
+        rows = {"id": [1, 2, 1, 2, 1], "ward": [*wards, 1, 0, 1], "half": [0, 1, 0, 0, 1]}
+        frame = pd.DataFrame(rows)
+
+        def found(frame):
+            value, sensitivity = ask(
+                dpjax.PrivateTable(batches_of_visits(frame, 2), **how), monkeypatch
+            )
+            return np.ravel(value).astype(float), sensitivity
+
+        whole, sensitivity = found(frame)
+        for one in (1, 2):
+            without, _ = found(frame[frame["id"] != one])
+            shares.append(np.linalg.norm(whole - without, order) / sensitivity)
+    assert least <= max(shares) * (1 + 1e-3)
+    assert max(shares) <= 1 + 1e-3
 
 
 def test_no_file_of_private_rows_outlives_an_error(tmp_path, monkeypatch):
