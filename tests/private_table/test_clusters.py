@@ -18,27 +18,32 @@ FRAME = pd.DataFrame(
 )
 
 
-def mean_and_count(source):
-    """Two statistics of a table, with fixed keys."""
+def statistics(source):
+    """Statistics of a table of each kind, with fixed keys."""
     table = dpjax.PrivateTable(source, most_rows=2 * N)
     by = {"ward": ["east", "north"]}
     mean = table.mean("cost", bounds=(0, 500), by=by, epsilon=1.0, key=KEY).value
     where = table.count(where=lambda row: row["cost"] > 200.0, epsilon=1.0, key=KEY).value
-    return np.asarray(mean).tolist(), int(where)
+    of = {"epsilon": 5.0, "delta": 0.1, "key": KEY}
+    keys = table.keys("ward", **of).value
+    assert keys == ("east", "north", "south")
+    distinct = table.count_distinct("cost", epsilon=1.0, key=KEY).value
+    clusters = table.k_means(["cost"], bounds=(0, 500), clusters=2, by=by, **of).value
+    return np.asarray(mean).tolist(), int(where), int(distinct), clusters["centers"].tolist()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_partitions_of_dask_have_the_bits_of_the_table_in_memory():
     dask = pytest.importorskip("dask.dataframe")
     distributed = pytest.importorskip("distributed")
-    expected = mean_and_count(FRAME)
+    expected = statistics(FRAME)
     frame = dask.from_pandas(FRAME, npartitions=3)
-    assert mean_and_count(frame) == expected
+    assert statistics(frame) == expected
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as two,
         distributed.Client(two),
     ):
-        assert mean_and_count(frame) == expected
+        assert statistics(frame) == expected
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -50,9 +55,9 @@ def test_blocks_of_ray_have_the_bits_of_the_table_in_memory(monkeypatch):
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         blocks = data.from_pandas([FRAME[:300], FRAME[300:300], FRAME[300:950], FRAME[950:]])
-        expected = mean_and_count(FRAME)
-        assert mean_and_count(blocks) == expected
-        assert mean_and_count(lambda: blocks.iter_batches(batch_format="pyarrow")) == expected
+        expected = statistics(FRAME)
+        assert statistics(blocks) == expected
+        assert statistics(lambda: blocks.iter_batches(batch_format="pyarrow")) == expected
         with pytest.raises(ValueError, match="fixed order"):
             dpjax.PrivateTable(blocks, most_rows=N, person="ward", rows=1)
     finally:
