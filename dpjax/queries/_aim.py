@@ -45,8 +45,8 @@ Estimate: TypeAlias = Callable[[Sequence[Measurement]], GraphicalModel]
 # step's budget that pays for choosing a marginal. The rest of the step's budget pays for measuring
 # the chosen marginal.
 _OF_COLUMNS, _OF_CHOICE = 0.1, 0.1
-# A run chooses this many marginals per column of the table. It chooses fewer if a stage lowers the
-# noise, because later measurements then cost more.
+# A run chooses this many marginals per column of the table. If a stage lowers the noise, each later
+# measurement costs more, so the run chooses fewer marginals.
 _PER_COLUMN = 2
 # A stage measures 1 / _STAGES marginals per column. After each stage, the model is fitted again.
 _STAGES = 4
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def most_drawn(self) -> int:
-        """Returns the most random numbers that one release draws: one per candidate or per cell."""
+        """Returns how many random numbers a release draws at most: one per candidate or cell."""
         return max(len(self.weights), *map(self.cells, self.weights))
 
 
@@ -114,9 +114,9 @@ def plan_of(
 ) -> Plan:
     """Returns the `Plan` for a workload, which maps sets of columns to weights.
 
-    AIM may choose any subset of one of these sets. To the weight of a subset, every set adds its
-    own weight times the number of columns that it shares with the subset. Weights are then scaled
-    to integers.
+    AIM may choose any subset of one of these sets. The weight of a subset is a sum over all sets of
+    the workload: the weight of the set times the number of columns that the set and the subset
+    share. Weights are then scaled to integers.
     """
     shared = dict[Columns, float]()
     for columns in workload:
@@ -146,7 +146,7 @@ def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
     epsilon, delta = charged(budget.epsilon * (1 - SHARE), budget.delta, drawn)
     if epsilon > budget.epsilon or delta > budget.delta:
         raise ValueError(
-            f"epsilon={budget.epsilon:g} and delta={budget.delta:g} do not pay for noise in "
+            f"epsilon={budget.epsilon:g} and delta={budget.delta:g} are too small for noise in "
             f"{drawn} cells: take a larger epsilon or delta, or a smaller most_cells"
         )
 
@@ -154,7 +154,7 @@ def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
 def aim(
     key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter, estimate: Estimate
 ) -> GraphicalModel:
-    """Fits a model of a table to noisy marginals, each paid for before its noise.
+    """Fits a model of a table to noisy marginals. Each is paid for before its noise is drawn.
 
     A stage chooses some marginals where the model has large errors, measures them, and estimates
     the model again. If the model changed by less than the noise, the next stage measures with a
@@ -272,7 +272,9 @@ def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
     delta = min(0.25, ratio / 10)
     epsilon = epsilon_of_multiplier(1 / ratio, delta, None)
     if epsilon is None:
-        raise ValueError(f"epsilon must be smaller: no Gaussian noise costs rho={rho:g} in zCDP")
+        raise ValueError(
+            f"epsilon is out of range: no Gaussian noise with zCDP cost rho={rho:g} is available"
+        )
     return gaussian(sensitivity, epsilon * (1 - _ROUNDED_UP), delta)
 
 

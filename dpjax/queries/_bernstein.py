@@ -36,8 +36,8 @@ from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 # The coefficients of 1, x and x^2 in the Bernstein polynomials of each degree on [-1, 1]. Degree 1
 # has no x^2.
 _POWERS = {1: ((1, 1), (-1, 1), (0, 0)), 2: ((1, 1, 1), (-1, 0, 1), (1, -1, 1))}
-# A share is the part of a record's unit that one cell gets. Each division in `_shares` adds at most
-# this much to the error of a share, in units of 2^-30.
+# Each record adds 1 in total. A share is the part of this 1 that is added to one cell. Each step of
+# `_shares` increases the error of a share by at most this much, in units of 2^-30.
 _ERROR = 385
 
 
@@ -57,7 +57,7 @@ def bernstein_query(
         parts: maps the records to float arrays of shape (n, d), whose columns are the coordinates.
         degrees: the degree of the polynomials of each coordinate. The value has a cell for each
             product, in row-major order.
-        capacity: the number of records up to which nothing overflows.
+        capacity: a bound on the number of records. The sums of this many records do not overflow.
         in_cube: whether each coordinate is clipped to [-1, 1] by itself, instead of each part being
             clipped to the unit ball.
     """
@@ -90,7 +90,7 @@ def bernstein_query(
 
 
 def _moved(norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """Returns how much a record moves the sums: an added record, or one in place of another."""
+    """Returns the largest distance, in the norm, between the sums of two neighbors."""
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         return Fraction(1)
     moved = {"l1": Fraction(2), "l2": Fraction(sqrt_up(Fraction(2))), "linf": Fraction(1)}
@@ -102,9 +102,9 @@ def _shares(units: jax.Array, degrees: Sequence[int]) -> jax.Array:
 
     Each step uses one coordinate x in [-1, 1]. It divides every share w into an upper part of about
     w (1 + x) / 2, and a lower part, the rest. For degree 2, a second step with the same x divides
-    both parts again. Then the lower part of the upper part and the upper part of the lower part are
-    added. Floats are only multiplied, and integers are added. So no compiler fuses a float addition
-    in one slot but not in another, and a record has the same shares in every slot.
+    both parts again. Of the four parts, the two in the middle are added, so three shares remain.
+    Floats are only multiplied, and integers are added. So no compiler fuses a float addition in one
+    slot but not in another, and a record has the same shares in every slot.
     """
     shares = jnp.full((len(units), 1), 2**FINE_BITS, jnp.int32)
     places = (units + 2**RADIUS_BITS).astype(jnp.float32) * np.float32(0.5**RADIUS_BITS / 2)

@@ -205,8 +205,8 @@ class Estimator:
     """Fits a model to a growing list of measurements. Each fit starts from the previous potentials.
 
     The loss is the sum of the squared errors of the measurements, each divided by the variance of
-    its noise. Mirror descent changes only the potentials, and the first fit starts at the uniform
-    distribution.
+    its noise. Mirror descent adjusts the potentials of the model. The first fit starts at the
+    uniform distribution.
 
     This is Algorithm 1 of McKenna, Sheldon and Miklau (2019). The step size grows after a good
     step, and a line search shrinks it after a bad step.

@@ -54,7 +54,7 @@ class WithCounts(NamedTuple):
         database: the words of each row's key, uint32 of shape (slots, words), perhaps in parts.
         named: returns the key of each row of published words.
         are_numbers: whether keys are integers.
-        people: how many rows a person has, each with another key, if neighbors differ in people.
+        people: how many rows, with distinct keys, a person has; None for single rows.
     """
 
     database: PaddedRecords | Parts
@@ -86,7 +86,8 @@ def group_keys(
             person is in, with missing texts or NaN in empty places.
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee, above 0.
-        at_most: how many groups a person counts in, public: the first distinct groups in their row.
+        at_most: a public number. A person counts in at most this many groups: the first distinct
+            ones in the person's row.
         capacity: under add-or-remove-one, a public bound on n, as for `padded_records`; n may be 0.
         relation: which databases are neighbors; None takes the relation of an open ledger, or else
             replace-one.
@@ -270,10 +271,10 @@ def _from_arrays(kept: _Kept, are_numbers: bool) -> tuple[Any, np.ndarray]:
 
 
 def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """Returns the texts of a column, words that identify its keys, and a mask of keys.
+    """Returns the entries of n people with m entries each, as three arrays.
 
-    Their shapes are (n, m), (n, m, words) and (n, m), if each of n people has m entries. The mask
-    is false at missing entries.
+    These are the texts of shape (n, m), or None for numbers; integers of shape (n, m, words) that
+    identify each entry; and a mask of shape (n, m) that is false at missing entries.
     """
     _checks.host_only("group_keys", column, "public keys")
     found = exact_column("column", column)

@@ -141,7 +141,7 @@ def groups_of(by: By | None) -> tuple[Groups, ...]:
         return ()
     if not isinstance(by, Mapping) or not by or any(map(callable, by)):
         raise TypeError(
-            'by must give columns and their public keys, as {"cut": ["Fair", "Ideal"]}, got'
+            'by must be a dict from columns to public keys, as {"cut": ["Fair", "Ideal"]}, got'
             f" {_checks.shown(by)}"
         )
     return tuple(groups(column, keys) for column, keys in by.items())
@@ -172,7 +172,7 @@ def _checked_keys(keys: object) -> tuple[int, ...] | tuple[str, ...]:
     found: list[Any] = [_plain(key, wanted) for key in keys]  # pyright: ignore
     if not found or len({isinstance(key, str) for key in found}) > 1:
         raise TypeError(
-            f"{wanted}, at least one and all of the same kind, got {_checks.shown(keys)}"
+            f"keys must be integers only or texts only, at least one key, got {_checks.shown(keys)}"
         )
     if len(set(found)) < len(found):
         raise ValueError(f"{wanted}, got {_checks.shown(keys)}")
@@ -334,7 +334,7 @@ class GroupedScores(QuantileScores):
 
     @property
     def named_groups(self) -> tuple[tuple[str, int], ...]:
-        """The column with the number of its keys, if the column has a name."""
+        """Contains (column, number of its keys) if the column has a name. Otherwise it is empty."""
         return self.groups.named
 
     @property
@@ -447,8 +447,8 @@ def by(
             f" got {_checks.shown(query)}; release other statistics group by group, inside `with"
             " ledger.parallel()`"
         )
-    # If `of` is given, the query receives a single column. Names of columns inside this column do
-    # not refer to columns of the table.
+    # If `of` is given, the query receives the column `of` instead of the table. So if the query
+    # groups by a named column, this name is not the name of a column of the table.
     inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
     integers = integers_by_group(query._integers, which)
     return GroupedQuery(integers, which.keys, (*which.named, *inner))
@@ -533,8 +533,8 @@ def split_by(
     """
     if isinstance(database, PaddedRecords) != (capacity is None):
         raise ValueError(
-            "capacity must be a public number of slots if the database is a table or arrays, whose"
-            f" shape reveals the number of records, and None for PaddedRecords, got {capacity} and"
+            "capacity must be a public number of slots for a table or arrays, because their shape"
+            f" reveals the number of records. It must be None for PaddedRecords, got {capacity} and"
             f" {type(database).__name__}"
         )
     if capacity is not None:

@@ -57,9 +57,9 @@ class Partition(NamedTuple):
     """A database to cluster, as a whole or by group, with privacy for records or for people.
 
     Each step releases the totals of all groups together, and is paid for as one release. An added
-    record is in one group, so it changes these totals as far as those of a single group. A replaced
-    record may change two groups, so groups are refused under replace-one. If neighbors differ in
-    all records of a person, the totals change as far as those of any query by group.
+    record is in one group, so the sensitivity of all totals is that of the totals of one group. A
+    replaced record may change two groups, so groups are refused under replace-one. If neighbors
+    differ in all records of a person, the sensitivity is computed as for any query by group.
 
     Attributes:
         database: the records of all groups, as a whole or in parts: vectors, or, if there are

@@ -68,9 +68,9 @@ def _of_correlation(
     Let v and w be the released variances, c the released covariance and q = c / sqrt(v w). Adding
     simulated noise to the release changes them to v', w' and c'. If the true correlation were r, a
     release with this noise would have the covariance r sqrt(v w) + c' - c, and the variances v' and
-    w'. Its correlation is at least q if and only if r >= (q sqrt(v' w') - c' + c) / sqrt(v w). So r
-    is kept if it is between two quantiles of the right side, over all simulated noise. The interval
-    is [-1, 1] if noise could hide that a variance is 0.
+    w'. Its correlation is at least q if and only if r >= (q sqrt(v' w') - c' + c) / sqrt(v w). The
+    right side is computed for every simulated noise. The interval contains all r between two
+    quantiles of these numbers. It is [-1, 1] if noise could hide that a variance is 0.
     """
     check_simulated(confidence)
     matrices = np.asarray(draws_of(measured, facts)[1], np.float64)
@@ -94,12 +94,13 @@ def _of_correlation(
     return low.reshape(np.shape(value)), high.reshape(np.shape(value))
 
 
-# `_line_query` sums the products of the coordinates of z = (3/4, x, y). The first coordinate is
-# below 1 because noise on products matters more than noise on sums: the regression divides products
-# by the variance of x, which is small in units of the radius.
+# `_line_query` sums the products of the coordinates of z = (3/4, x, y). If the first coordinate is
+# smaller, z is shorter, so all entries get less noise. But the sums of x and y are multiplied by
+# the first coordinate, so their relative noise grows. Noise on products matters more, because the
+# regression divides products by the variance of x, which is small in units of the radius.
 _WEIGHT = Fraction(3, 4)
-# With at most this many columns x and Laplace noise, sums of Bernstein polynomials are more
-# accurate than sums of products. More columns would have too many polynomials.
+# If x has at most this many columns and the noise is Laplace, sums of Bernstein polynomials are
+# more accurate than sums of products. More columns would have too many polynomials.
 MOST_COLUMNS = 3
 
 
@@ -227,8 +228,8 @@ def sums_of_line(columns: int | None) -> dict[str, Any]:
     """Returns public facts about the sums from which a regression is computed; see `moments_of`.
 
     Args:
-        columns: the number of columns x for Laplace noise; None for Gaussian noise, where this
-            number does not matter.
+        columns: the number of columns of x if the noise is Laplace. None if the noise is Gaussian,
+            because then the number does not matter.
     """
     if columns is not None and columns <= MOST_COLUMNS:
         return {"degrees": [2] * columns + [1]}
@@ -287,9 +288,9 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Returns infinite half-widths if the vectors x may be in a hyperplane, and 0 otherwise.
+    """Returns infinite half-widths if the vectors x may lie in a hyperplane, and 0 otherwise.
 
-    If noise hides that they are in a hyperplane, noise determines the regression line.
+    If they lie in a hyperplane, many lines fit equally well, and noise selects one of them.
     """
     del facts
     flat = np.where(values[..., 0] <= CLEAR_OF_ITSELF * error, np.inf, 0.0)

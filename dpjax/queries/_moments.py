@@ -160,7 +160,8 @@ def _average(
 ) -> jax.Array:
     """Computes averages from noisy sums of the records' differences from the middle of an interval.
 
-    `totals` are a noisy count, multiplied by half of the interval's length, and then these sums.
+    `totals[0]` is the noisy count times half of the interval's length. The other entries of
+    `totals` are these sums.
     """
     middle, half, low, high = interval
     count = jnp.maximum(totals[0], unit) / half if n is None else n
@@ -190,11 +191,11 @@ def _centered_sums(
     The count is multiplied by half of the interval's length, so that adding a record changes the
     count by as much as a sum.
 
-    `from_ends` is for one sum. Then the query returns the scaled count minus the sum, and the
-    scaled count plus the sum. These are the sums of distances from the upper and from the lower
-    end. In the norm l1, an added record changes both together by the length of the interval, as
-    much as it changes a scaled count and a sum. But a scaled count and a sum that are computed from
-    both have only half the noise variance.
+    `from_ends` is for one sum S. Let C be the scaled count. Then the query returns C - S and C + S
+    instead of C and S. These are the sums of distances from the upper and from the lower end. In
+    the norm l1, an added record changes (C, S) by at most the length of the interval, and
+    (C - S, C + S) by exactly this length. So Laplace noise is the same for both pairs. But if C and
+    S are computed from the noisy C - S and C + S, their noise variance is only half as large.
     """
     middle, half = middle_and_half(low, high)
     exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS) + from_ends
@@ -523,9 +524,9 @@ def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Ar
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
     """Returns lower bounds on half-widths, for components whose variances are nearly equal.
 
-    Noise may exchange or mix such components, so any direction is possible. Coordinates of
-    directions are in [-1, 1], so their half-width is 2. The half-width of a variance is the bound
-    on its error.
+    Noise may swap or mix such components, so nothing is known about their directions. Coordinates
+    of a direction are in [-1, 1] and differ by at most 2, so their half-width is 2. The half-width
+    of a variance is the bound on its error.
     """
     gaps = np.diff(values[..., ::-1], axis=-1)
     far = np.full((*values.shape[:-1], 1), np.inf)

@@ -199,7 +199,8 @@ class Mwem(SensitivityMechanism):
     def _learned(self, measure: _Measure) -> tuple[jax.Array, jax.Array, Measured]:
         """Runs all rounds.
 
-        Returns the average and the last of their tables, and the results of every round.
+        Returns the average of the tables with which the rounds start, the table after the last
+        round, and the results of every round.
         """
         dtype, cells = jnp.result_type(float), math.prod(self.workload.cells)
         zeros, number = jnp.zeros(cells, dtype), jnp.zeros((), jnp.int32)
@@ -251,8 +252,8 @@ class Mwem(SensitivityMechanism):
     ) -> jax.Array:
         """Returns the log weights after a round's updates.
 
-        The first update is for the new query. The others are for the earlier queries and again for
-        the new one.
+        The first update uses the new query, whose index is `number`. The other updates cycle
+        through all measured queries, from the first query to the new one.
         """
         several = min(self.rounds, _MOST_AT_ONCE)
 
@@ -297,7 +298,7 @@ class Mwem(SensitivityMechanism):
         return self.workload._integers.reach("linf", NeighboringRelation.ADD_OR_REMOVE_ONE)
 
     def clamped(self, value: Value) -> jax.Array:
-        """The answers that the mechanism uses: converted to int32, saturating.
+        """The answers that the mechanism uses: int32, clipped to [-(2^31 - 2), 2^31 - 2].
 
         Args:
             value: integers of shape (queries,).

@@ -23,7 +23,7 @@ _NOT_ASKED = np.iinfo(np.int32).min  # Stands for the count of a prefix that is 
 
 
 def changed_records(difference: jax.Array) -> jax.Array:
-    """Returns the number of nonzero rows. In this norm, one changed row, a name, has length 1."""
+    """Returns the number of nonzero rows. A row is a name, so changing one name has length 1."""
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 
@@ -37,7 +37,7 @@ class NameSearch(SensitivityMechanism):
     """Searches a tree of prefixes for names; made by `name_search`.
 
     Attributes:
-        sensitivity: 1, for one changed name in the norm `changed_records`.
+        sensitivity: 1. In the norm `changed_records`, one changed name has length 1.
         epsilon: the epsilon of the guarantee, for all levels together.
         threshold: a prefix is searched further if its noisy count is at least this number.
         width: the number of levels.
@@ -161,7 +161,7 @@ class NameSearch(SensitivityMechanism):
         return (np.arange(noisy.size) % _SYMBOLS != _END) & (noisy >= self.threshold)
 
     def cut_off(self, counts: jax.Array | np.ndarray) -> bool:
-        """Whether a prefix that reached the threshold was left out, because capacity was used up.
+        """Whether a level had more prefixes to search further than `capacity` allows.
 
         Args:
             counts: the value of a release.

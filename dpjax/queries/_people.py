@@ -174,8 +174,8 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        # The number of rows that are used is private, also under replace-one. So intervals are
-        # those of add-or-remove-one.
+        # Even under replace-one, the number of rows that are used is private. So intervals are
+        # computed as under add-or-remove-one.
         del relation
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
         return self.scores._accuracy_of(noise, added, value, database)
@@ -329,7 +329,7 @@ class Contribution:
         rows: the number of a person's rows that may change the value of the same group.
         blocks: the number of groups whose values a person's rows may change.
         privacy_unit: the person.
-        notes: the text about the selection of rows in a guarantee.
+        notes: phrases for the guarantee that say how many rows of a person were selected.
     """
 
     rows: int
@@ -339,7 +339,7 @@ class Contribution:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Returns the privacy unit and the notes, as keyword arguments of a query of people."""
+        """Returns the keyword arguments `privacy_unit` and `notes` for a query of people."""
         return {"privacy_unit": self.privacy_unit, "notes": self.notes}
 
     def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -352,9 +352,10 @@ class Contribution:
         return round_up(moved * (1 if norm == "linf" else self.blocks))
 
     def integers(self, query: IntegerQuery, view: View | None = None) -> PeopleIntegers:
-        """Converts a query of rows to a query of people, which uses the rows selected for each.
+        """Converts a query of rows to a query of people.
 
-        The rows are selected by `view`, or are already selected if it is None.
+        The query receives the rows that `view` selects for each person. With `view=None`, it
+        receives all rows, because rows were already selected.
         """
 
         def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
@@ -378,11 +379,11 @@ def contribution(
 ) -> Contribution:
     """Returns how many rows of a person a query receives after truncation, and in how many groups.
 
-    `cells` maps the group columns of the query to their numbers of keys. Only columns with string
-    names are in `cells`, because an index may refer to another column after the column of people is
-    removed. With `per_person="sum"` the query receives a sum for each person and cell. If the
-    truncation does not limit the groups of a column, each row of a person may be in another group.
-    So there are at most as many of these groups as rows.
+    `cells` maps each group column of the query to its number of keys. It leaves out columns that
+    are given by an integer index: once the column of people is removed, an index may refer to
+    another column. With `per_person="sum"` the query receives one sum for each person and cell. If
+    the truncation does not limit the groups of a column, the rows of a person may all be in
+    different groups. So a person is in at most as many groups as the person has rows.
     """
     if per_person is None:
         rows, blocks = truncation.rows, 1

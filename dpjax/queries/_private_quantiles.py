@@ -31,17 +31,17 @@ from dpjax.targets._summaries import exact_probability
 
 # The most cells of the histogram, for one group and for all groups together.
 _MOST_CELLS, _MOST_OF_GROUPS = 2**16, 2**22
-# If the wanted number of cells is between this number and four times this number, this number is
-# used. A finer grid would not be worth the larger program that draws its noise.
+# If the wanted number of cells is between 2^12 and 2^14, at most 2^12 cells are used. A finer grid
+# would not be worth the larger program that draws its noise.
 _USUAL_CELLS = 2**12
 # The search looks for quantiles whose rank differs from the lowest and highest rank by at least
 # this many noise scales. This distance is limited to a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
-# The distance of the nearest thresholds from a selected edge is chosen for a density of records
-# that is this many times the average density. More distant thresholds suit lower densities.
+# The thresholds nearest to a selected edge are placed as if the records there were this many times
+# as dense as on average. The more distant thresholds suit lower densities.
 _DENSEST = 8
 _TRUSTED = 0.8  # The confidence of the intervals to which estimates are clipped.
-# A bound on rounding errors in float32, relative to the public bound of larger magnitude.
+# A bound on rounding errors in float32, as a fraction of max(|lower|, |upper|).
 _FLOATS = 2.0**-21
 
 
@@ -191,8 +191,8 @@ def _searched(
 def _nearest(cells: int, records: float, epsilon: float, quantiles: int) -> int:
     """Returns the distance from a selected edge to the nearest thresholds, in cells.
 
-    At the highest density that is considered, the number of records within this distance is about
-    the noise of their count.
+    If records are `_DENSEST` times as dense as on average, the number of records within this
+    distance is about as large as the noise of their count.
     """
     noise = 3 * math.sqrt(10 * quantiles) / epsilon
     return max(1, int(min(noise * cells / (_DENSEST * records), cells / 2**6)))
@@ -213,7 +213,7 @@ def _edges_of_cells(low: float, high: float, cells: int) -> np.ndarray:
 
 
 def _distinct(low: float, high: float, cells: int) -> int:
-    """Returns the number of cells, halved until all edges of cells are different floats."""
+    """Halves `cells` until no two edges of cells are the same float, and returns it."""
     while not np.all(np.diff(_edges_of_cells(low, high, cells)) > 0):
         cells //= 2
     if cells < 2:
@@ -320,10 +320,10 @@ def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.n
 def _of_ranks(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """Returns the nearest thresholds that enclose all cells in which the true quantile may be.
+    """Returns the closest pair of thresholds around all cells that may contain the true quantile.
 
-    A test on the noisy counts decides whether a cell is possible. docs/proofs/quantiles.md explains
-    why one test for each cell is enough.
+    A test on the noisy counts decides whether a cell may contain it. docs/proofs/quantiles.md
+    explains why one test for each cell is enough.
     """
     edges, counts = measured["edges"], measured["counts"]
     together = facts["groups"] * len(facts["asked"]) if simultaneous else 1
@@ -363,7 +363,7 @@ def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: floa
 def _reach_of_excess(
     left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float
 ) -> Any:
-    """Returns a quantile of the noise of the excess of a threshold; see `_variance_of_excess`.
+    """Returns a quantile of the noise of the excess, plus 1. `_variance_of_excess` defines excess.
 
     The quantile is computed from the variance and the fourth cumulant of this noise. `normal` is
     the same quantile of the standard normal distribution.

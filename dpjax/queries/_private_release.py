@@ -55,10 +55,10 @@ def _of_mean(
 ) -> Ends:
     """Returns an interval of an average of numbers that are clipped to [lower, upper].
 
-    Let h be half of the length of [lower, upper]. Let C be h times the count, and S the sum of the
-    differences from the middle. Then S / C is in [-1, 1]. The release contains either C and S, or
-    the sums U and L of the distances from `upper` and from `lower`. In the second case,
-    C = (L + U) / 2 and S = (L - U) / 2.
+    Let m be the middle of [lower, upper], and h half of its length. Let C be h times the count of
+    numbers, and S the sum of (number - m). Then the average is m + h S / C, and S / C is in
+    [-1, 1]. The release contains either C and S, or the sum U of (upper - number) and the sum L of
+    (number - lower). In the second case, C = (L + U) / 2 and S = (L - U) / 2.
     """
     lower, upper = facts["lower"], facts["upper"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
@@ -74,9 +74,9 @@ def _of_mean(
 
 
 def _numbers(measured: PyTree, facts: dict[str, Any]) -> int:
-    """Returns how many numbers have an interval: one less than sums in each group.
+    """Returns how many numbers have an interval: in each group, the number of sums minus 1.
 
-    The first sum counts the records. It has no interval of its own.
+    The first sum of a group counts its records, and has no interval.
     """
     sums = measured["sums"].shape[-1]
     return facts["coordinates"] // sums * (sums - 1)
@@ -87,8 +87,8 @@ def _means(
 ) -> Ends:
     """Returns intervals of averages in [-1, 1], each with error probability `tail`.
 
-    Each record adds `one` to the first of the `sums`. `n` is None if the number of records is
-    private.
+    `sums[..., 0]` is the noisy number of records times `one`. `n` is None if the number of records
+    is private.
     """
     if n is None:
         return _ratio(sums, facts, tail)
@@ -135,8 +135,9 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
 def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
     """Returns bounds on |Y - r Z| for r = 0, 1/64, ..., 1, for error probability `tail`.
 
-    Y and Z are the errors of two sums by noise and rounding, in units of the sums. If the sums of
-    distances from both ends are released, Y and Z are half of their difference and of their sum.
+    Y and Z are the errors, by noise and rounding, of S and C in `_ratio`, in units of the sums. If
+    the sums U and L of distances from both ends are released with errors u and l, then
+    Y = (l - u) / 2 and Z = (l + u) / 2.
     """
     ratios = np.arange(_RATIOS + 1) / _RATIOS
     weights = [np.ones_like(ratios), ratios]
@@ -299,14 +300,14 @@ class Statistic(NamedTuple):
     """A statistic of noisy averages whose confidence intervals are simulated.
 
     Attributes:
-        of_moments: maps averages and public facts to the value of a release, and to the symmetric
-            matrix whose eigenvectors it uses.
+        of_moments: maps averages and public facts to the value of a release, and to a symmetric
+            matrix from which this value is computed.
         least_reach: maps the eigenvalues of the released matrix, in ascending order, and a bound on
             their errors, to a least half-width for each interval. Simulated intervals that are
             shorter are widened to it.
         largest: bounds on the magnitudes of the numbers.
-        relative: whether `least_reach` is given the eigenvalues and the errors in coordinates in
-            which the released matrix is the identity. So units and bounds of columns do not matter.
+        relative: whether matrices are converted, before `least_reach`, to coordinates in which the
+            released matrix is the identity. Then the units and bounds of columns do not matter.
     """
 
     of_moments: Callable[[Moments, dict[str, Any]], tuple[PyTree, jax.Array]]
@@ -348,8 +349,8 @@ def _of_draws(
     distances = jax.tree.map(distance, draws, value)
     reach = jax.tree.map(lambda x, r: np.maximum(np.sort(x, axis=0)[rank], r), distances, least)
     if simultaneous:
-        # Each distance is divided by the half-width of the interval of its number. The largest of
-        # these ratios in each draw determines a factor for all half-widths.
+        # In each draw, the distance from each released number is divided by the half-width of that
+        # number's interval. The largest ratios of the draws determine a factor for all half-widths.
         numbers = jax.tree.leaves((distances, errors)), jax.tree.leaves((reach, error))
         ratios = [np.divide(x, r, where=r > 0, out=0 * x) for x, r in zip(*numbers, strict=True)]
         flat = np.concatenate([x.reshape(_DRAWS, -1) for x in ratios], axis=1)
@@ -366,7 +367,8 @@ def _of_draws(
 def _whitened(matrices: np.ndarray) -> np.ndarray:
     """Returns the matrices in coordinates in which the first of them is the identity.
 
-    If noise has made an eigenvalue of the first matrix 0 or less, it is 0 in these coordinates.
+    If noise has made an eigenvalue of the first matrix 0 or less, the converted first matrix has 0
+    instead of 1 on the diagonal.
     """
     matrices = matrices.astype(np.float64)
     values, vectors = np.linalg.eigh(matrices[0])

@@ -287,10 +287,10 @@ def _between_quantiles(
     """Returns the nearest released quantiles that enclose the true quantile at this confidence.
 
     Let q be the true p-quantile, and r the released p'-quantile for a probability p' < p. Suppose
-    that every record is a number of the grid. Then true quantiles are on the grid, with score 0.
-    Suppose that the score of r is at most e ranks below the best score. Then at most p' n + e
-    records are below r. If r were above q, at least p n records would be below r. So r <= q if
-    e < (p - p') n. The other side follows by symmetry.
+    that every record is a number of the grid. Then the true p'-quantile is on the grid, and its
+    score is 0, the best possible score. Suppose that the score of r is at most e ranks below 0.
+    Then at most p' n + e records are below r. If r were above q, at least p n records would be
+    below r. So r <= q if e < (p - p') n. The other side follows by symmetry.
     """
     del value
     if measured["n"] is None:
@@ -309,9 +309,9 @@ def _between_quantiles(
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
             f"one quantile alone has no interval: at confidence {confidence:g}, the released number"
-            f" is a quantile for a probability within {within:.3g} of the requested probability, "
-            "but this does not bound how far the number is from the requested quantile. Release two"
-            f" more quantiles at once, with probabilities more than {away:.3g} below and above the "
+            f" is a p-quantile for some p within {within:.3g} of the requested probability. This "
+            "does not bound how far the number is from the requested quantile. Release two more "
+            f"quantiles at once, with probabilities more than {away:.3g} below and above the "
             "requested one"
         )
     # One rank is `denominator` units of a score.
@@ -334,6 +334,9 @@ def _between_quantiles(
 
 
 def _gap(facts: dict[str, Any], confidence: float, rows: int) -> float:
-    """Returns a bound on how far the scores of `rows` selections are below the best score."""
+    """Returns a bound on how far each of `rows` selected scores is below the best score.
+
+    At this confidence, the bound holds for all `rows` scores.
+    """
     gap = facts["scale"] * math.log(rows * facts["options"] / (1 - confidence))
     return math.floor(gap) if facts["whole"] else gap + facts["step"]

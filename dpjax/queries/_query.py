@@ -199,7 +199,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     @property
     def _is_rounded(self) -> bool:
-        # The unit does not tell whether numbers are rounded: that of a rounded sum may also be 1.
+        # The unit does not tell whether numbers are rounded: a rounded sum may also have unit 1.
         return self._integers.moves is not None
 
     def _inside(self, mechanism: Mechanism) -> Inside:

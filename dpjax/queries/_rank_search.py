@@ -40,8 +40,8 @@ _OUTWARD = 1 + 2.0**-20
 # score is at least 10^6 ranks from the best edge.
 _WORST = 2**30
 _LEAST_LARGEST = 1000  # A denominator b up to this number is allowed for any capacity.
-# On each side of a selected edge, the distances of the `_NEAR` nearest thresholds double. The
-# distances of further thresholds grow by the factor `_GROWTH`.
+# On each side of a selected edge, each of the `_NEAR` nearest thresholds is twice as far away as
+# the one before it. Beyond these, each threshold is `_GROWTH` times as far away as the one before.
 _NEAR, _GROWTH = 5, 4
 
 
@@ -83,7 +83,7 @@ class RankSearch(SensitivityMechanism):
     The value is counts of shape (..., cells), integers. Leading axes are for groups.
 
     Attributes:
-        sensitivity: the most that one record changes all counts, in the norm l1.
+        sensitivity: a bound on the total change of all counts by one record (the norm l1).
         epsilon: the epsilon of the guarantee.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
@@ -227,8 +227,8 @@ class RankSearch(SensitivityMechanism):
         # of one of these edges shifts the edges that later searches select.
         for node in self.nodes:
             share, selection = float(node.share), self.selection(node)
-            # One rank changes a score by `denominator`. So in ranks, the noise scale of the
-            # selection is 2 * sensitivity / (epsilon * denominator).
+            # A shift by one rank changes a score by `denominator`. So the noise scale of the
+            # selection, in ranks, is 2 * sensitivity / (epsilon * denominator).
             a_rank = float(selection.epsilon) * node.share.denominator
             own = math.sqrt(2) * (2 * float(selection.sensitivity.value) / a_rank)
             inherited = (1 - share) * spread[node.left], share * spread[node.right]

@@ -95,15 +95,16 @@ def products_query(
         parts: maps the records to x, y, ...: float arrays of shape (n, d), where d may differ. Each
             is clipped to the unit ball.
         entries: the rows and columns of the entries.
-        moved: maps a norm and a relation to the most that a record changes these entries.
+        moved: maps a norm and a relation to the largest change of these entries by one record.
         weight: the first coordinate of z, at most 1.
-        capacity: the number of records up to which nothing overflows.
+        capacity: a bound on the number of records. The sums of this many records do not overflow.
         in_cube: as for `second_moments_query`; the weight is 1 then.
     """
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
     count, radius = len(entries[0]), 2.0**radius_bits
-    # Every coordinate of z except the first belongs to a vector in a ball.
+    # z consists of the weight, at index 0, and of the vectors that are clipped to balls. So the
+    # largest index bounds the dimension of each vector.
     edge = 0 if in_cube else edge_of_ball(int(np.max(entries)), radius_bits) * radius
     is_square = (entries[0] == entries[1]) & (entries[0] > 0)
     clipped = as_cube if in_cube else in_ball
@@ -116,8 +117,9 @@ def products_query(
 
     def finish(totals: Totals) -> jax.Array:
         triangle = _limbs.Limbs(*(limb.reshape(count) for limb in totals[0]))
-        # In a cube, 1/2 is subtracted from the square of each record: in total, half of the number
-        # of records. Entry 0 of the triangle is this number times a power of 4, so it is even.
+        # In a cube, 1/2 is subtracted from each squared coordinate of each record. So half of the
+        # number of records is subtracted from each sum of squares. Entry 0 of the triangle is the
+        # number of records times a power of 4, so it is even.
         if in_cube:
             half = _limbs.halve(_limbs.Limbs(triangle.high[0], triangle.low[0]))
             triangle = _limbs.where(is_square, _limbs.subtract(triangle, half), triangle)
@@ -152,7 +154,7 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     outside, it becomes 0. So the result is in the ball, however floats are rounded. Empty slots and
     vectors that are not finite become 0, too.
 
-    A vector becomes the same integers in every slot, because squares are added up as integers.
+    The integers do not depend on the slot of a vector, because squares are added up as integers.
     Floats are only multiplied, divided and square-rooted, and IEEE 754 defines the result of each
     such operation. A sum of products in floats could be fused in one slot but not in another.
     """
@@ -204,7 +206,7 @@ def averages(
     weight: float = 1.0,
     center: float = 0.0,
 ) -> Moments:
-    """Computes averages from a noisy triangle in floats and the scale of its noise.
+    """Computes averages from a noisy triangle, whose entries are floats, and its noise scale.
 
     The triangle is the upper triangle of the sum of z z^T, and the first coordinate of every z is
     `weight`. `center` is the number that was subtracted from each square before the release: 0 if

@@ -133,7 +133,7 @@ def sum_query(
 
 
 def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> Fraction:
-    """Returns the most that one record between these bounds changes a sum."""
+    """Returns the largest amount by which one record between these bounds can change a sum."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     return high - low if replaced else max(abs(low), abs(high))
 
@@ -147,7 +147,10 @@ def fine_exponent(largest: float) -> int:
 
 
 def coarsening(capacity: int, *, bits: int) -> int:
-    """Returns how many low bits to round off a total of `capacity` records, each of `bits` bits."""
+    """Returns how many low bits `coarse` removes from a total.
+
+    The total is a sum of `capacity` numbers of `bits` bits.
+    """
     needed = max((capacity - 1).bit_length(), LARGEST_TOTAL_BITS - _MOST_BITS)
     return bits - LARGEST_TOTAL_BITS + needed
 
@@ -169,9 +172,10 @@ def coarse(total: Limbs, bits: int) -> jax.Array:
 
 
 def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> float:
-    """Bounds the distance of two totals after `coarse`, if it was `moved` before.
+    """Bounds the distance between two totals after `coarse` rounds them. It was `moved` before.
 
-    Rounding adds less than 1 in each coordinate, hence at most the norm of the vector of ones.
+    In each coordinate, rounding adds less than 1 to the difference. So it adds at most the norm of
+    the vector of ones to the distance.
     """
     ones = {"l1": Fraction(dims), "l2": Fraction(sqrt_up(Fraction(dims))), "linf": Fraction(1)}
     return round_up(moved / Fraction(2) ** bits + ones[norm])

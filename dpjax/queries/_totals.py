@@ -27,8 +27,8 @@ Totals: TypeAlias = tuple[Limbs, ...]
 # This many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 _DIGIT = 10
-# The numbers in a block of rows are split into at most this many digits, all together. But a block
-# may always have as many rows as the table has cells.
+# Numbers are split into digits, and added in blocks of rows. All numbers of a block together have
+# at most this many digits. Exception: a block may always have one row per cell of the table.
 _MOST_DIGITS = 2**22
 # The largest number of cells, and the largest value that gets noise.
 LARGEST = 2**31 - 2

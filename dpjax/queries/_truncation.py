@@ -61,9 +61,10 @@ class Truncation:
         return present & (cells.rank(present) < self.rows), cells
 
     def kept_once(self, records: Database, present: jax.Array, *entries: jax.Array) -> jax.Array:
-        """Returns which rows are used if rows of a person with equal entries count only once.
+        """Returns a mask of the rows that are used.
 
-        `entries` are integer codes. Only the first of these rows is considered.
+        `entries` are integer codes of the rows. If a person has several rows with equal codes, only
+        the first of these rows can be used.
         """
         ids, known = codes_of(keys_of(self.person, records))
         present &= known
@@ -85,14 +86,21 @@ class Truncation:
 
     @property
     def note(self) -> str:
-        """Returns the text in a guarantee that states these limits."""
+        """Returns the phrase that states the limits on rows and groups in a guarantee."""
         groups = "".join(f", in {most} of {column}" for column, most in self.groups)
         return f"at most {self.rows} row{'s' * (self.rows > 1)} each{groups}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """For every row, codes of its person and groups (its cell), and its order within this cell."""
+    """Assigns each row to a cell: the combination of its person and its groups.
+
+    Attributes:
+        codes: integer codes of each row, for its person and for its groups. Two rows are in the
+            same cell if all their codes are equal.
+        order: the numbers by which the rows of a cell are sorted. If there are none, rows keep the
+            order of the table.
+    """
 
     codes: tuple[jax.Array, ...]
     order: tuple[jax.Array, ...]
@@ -123,7 +131,10 @@ class Cells:
 
 
 def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
-    """Returns integer codes, equal if and only if entries are, and a mask of known entries."""
+    """Returns integer codes of the entries, and a mask that is false at missing entries.
+
+    Two codes are equal if and only if their entries are equal.
+    """
     if isinstance(column, Texts):
         return codes_of_words(column.words), jnp.any(jnp.asarray(column.words) != 0, axis=-1)
     with jax.enable_x64(True):
@@ -238,7 +249,7 @@ def padded_people(
     Args:
         database: a table, a dict of columns, or an array of shape (n, d).
         person: the column of ids, as for `by_person`. Rows without an id are left out.
-        rows: k, how many rows of a person are used: the first rows. Public.
+        rows: k, a public number. The first k rows of each person are used.
         capacity: the number of slots for people, public. It must be known to be enough for every
             database.
         order: as for `by_person`.

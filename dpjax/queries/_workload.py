@@ -266,7 +266,7 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
         raise TypeError(f"{wanted}, got {_checks.shown(matrix)}")
     if array.ndim != 2 or not np.any(array) or np.max(np.abs(array.astype(float))) > _LARGEST_ENTRY:
         raise ValueError(
-            f"{wanted}, not all 0, of shape (queries, cells), got {_checks.shown(array)}"
+            f"{wanted}, with shape (queries, cells), and not all 0, got {_checks.shown(array)}"
         )
     entries = array.astype(np.int32)
     entries.setflags(write=False)  # Read-only, so that programs that contain it can be cached.

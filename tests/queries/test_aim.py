@@ -293,5 +293,5 @@ def test_scores_are_clamped_and_fit_into_32_bits(model):
 
 def test_a_budget_that_no_noise_fits_is_refused_before_anything_is_paid():
     wide = plan({("a", "z"): 1.0}, {"a": 2, "z": 2**24}, 2**26)
-    with pytest.raises(ValueError, match=r"epsilon=1e-07 and delta=1e-06 do not pay for noise"):
+    with pytest.raises(ValueError, match=r"epsilon=1e-07 and delta=1e-06 are too small for noise"):
         check_budget(wide, PrivacyFilter(epsilon=1e-7, delta=1e-6, dims=2**25, relation=ADD))

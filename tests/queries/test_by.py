@@ -288,7 +288,7 @@ def test_what_is_no_group_is_refused():
     with pytest.raises(ValueError, match=r"Under jax\.vmap"):
         shaken(np.arange(3))
     for by in ([("g", [1])], {}, "g", {abs: [1]}):
-        with pytest.raises(TypeError, match="by must give"):
+        with pytest.raises(TypeError, match="by must be a dict"):
             queries.private_mean(KEY, {"g": np.ones(1)}, lower=0, upper=1, epsilon=1, by=by)
 
 
