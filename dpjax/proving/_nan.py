@@ -28,7 +28,7 @@ def by_rule(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> A
 def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
     """Returns the result, which is NaN exactly where an operand is NaN.
 
-    All other numbers are finite, so they do not give NaN.
+    Where no operand is NaN, the result is in the finite range of `found`.
     """
     if parameters.get("y") == 0:
         raise RefusalError("proofs do not support x ** 0 if x may be NaN")
@@ -77,14 +77,14 @@ RULES: dict[str, Rule] = {
 
 
 def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
-    """Returns the result, after a check of its bounds where an operand may become NaN.
+    """Returns `found`, after a check that its entries may change where those of operands may.
 
-    If an entry of an operand may become NaN on one of two neighbors, the bounds must allow the
-    entry of the result to change.
+    An entry of an operand may be NaN on one of two neighbors, and a number on the other. So the
+    same entry of the result may change, and the bounds of the result must allow this change.
 
     Raises:
-        RefusalError: if its bounds do not allow this. For example, 0 x is 0 for every number x, but
-            NaN if x is NaN.
+        RefusalError: if the bounds do not allow the change. For example, 0 x is 0 for every number
+            x, but NaN if x is NaN.
     """
     *xs, result = aligned(*operands, found)
     for d, *ds in ((x.changed for x in (result, *xs)), (x.others for x in (result, *xs))):

@@ -77,14 +77,14 @@ def _repeated(equation: Equation, norm: _Norm) -> _Norm:
 
 @dataclasses.dataclass
 class Search(Reader):
-    """A search for the norm of x: from a denominator or factor back through its operands.
+    """Searches for the norm of x, backward from a denominator or a factor.
 
     Attributes:
         root: the program that clips x.
-        steps: how many operations the search has passed, which bounds the rounding error.
+        steps: how many operations the search has passed. It stops after `MOST_STEPS` of them.
         x: the array that is clipped.
-        loose: whether `above` passed a sum or a maximum. Then the variable may be large even if x
-            is 0.
+        loose: whether `above` passed a sum or a maximum. Then the variable that `above` bounds may
+            be large even if x is 0.
     """
 
     x: Any = None
@@ -99,7 +99,7 @@ class Search(Reader):
         """Returns (a, axes) if a variable is `a` minus the means of `a` over `axes`; else None."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
-        # `_apart` bounds the rounding of a centered array, so these steps do not count.
+        # The operations that compute x do not count, because `_apart` bounds their rounding.
         self.steps = steps
         return found
 
@@ -118,9 +118,10 @@ class Search(Reader):
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
     def mean(self, at: At, whole: Atom) -> _Norm | None:
-        """Returns the sum, as a `_Norm`, if a variable is a multiple of a sum of `whole`.
+        """Describes a variable that is a public multiple of a sum of `whole` over some axes.
 
-        The result is None for other variables.
+        The fields of the `_Norm` are about this sum, not about a norm. The result is None for
+        other variables.
         """
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
@@ -171,8 +172,8 @@ class Search(Reader):
         if name == "broadcast_in_dim":
             sure, norm = self.squares(operands[0])
             return sure, None if norm is None else _repeated(node.equation, norm)
-        # `jnp.var` and `jnp.std` choose between two cases by whether n - ddof is above 0, which is
-        # public.
+        # `jnp.var` and `jnp.std` select one of two cases by the test n - ddof > 0. The outcome of
+        # this test is public.
         if name == "select_n" and (place := self.computed(operands[0])) is not None:
             return self.squares(operands[1 + int(place)])
         if name == "div" and (number := self.computed(operands[1])) is not None:
@@ -180,8 +181,8 @@ class Search(Reader):
             if norm is None or not 2.0**-60 <= number <= 2.0**60:
                 return False, None
             return sure, norm._replace(factor=norm.factor / math.sqrt(number))
-        # A maximum is at least as large as its operand, so a lower bound on the operand is also one
-        # on the maximum.
+        # A maximum is at least as large as its operand. So a lower bound on the operand is also a
+        # lower bound on the maximum.
         if name == "max":
             self.loose = True
             for one, other in (operands, operands[::-1]):
@@ -211,7 +212,7 @@ class Search(Reader):
         return True, _Norm(1.0, tuple(range(1, len(shape))), (0,)) if whole else None
 
     def above(self, at: At) -> _Norm | None:
-        """Returns a multiple of the norm of x that bounds a variable from below; otherwise None."""
+        """Returns a `_Norm` with factor alpha if a variable is at least alpha ||x||; else None."""
         node = self.node(at)
         if node.name == "sqrt":
             sure, norm = self.squares(node.operands[0])
@@ -225,7 +226,7 @@ class Search(Reader):
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: At) -> _Norm | None:
-        """Returns ||x|| with factor beta, if a variable is at most beta / ||x||; otherwise None."""
+        """Returns a `_Norm` with factor beta if a variable is at most beta / ||x||; else None."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -293,9 +294,9 @@ class Search(Reader):
     def shortened(self, at: At) -> "tuple[_Norm, At, float | None] | None":
         """Returns (norm, divisor, factor) if a variable is factor * x / divisor; otherwise None.
 
-        The divisor must be at least alpha ||x|| for some alpha > 0. So the norm of the variable is
-        at most factor / alpha, which is `norm.factor`. If the variable is x times a reciprocal of
-        the norm, the result is (norm, reciprocal, None).
+        The divisor must be at least alpha ||x|| for some alpha > 0. If the variable is x times a
+        number f <= beta / ||x||, the result is (norm, f, None). The norm of the variable is at most
+        `norm.factor`: this is factor / alpha, or beta.
         """
         node = self.node(at)
         if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
@@ -347,7 +348,7 @@ def clipped(scope: Scope, equation: Equation, _: Any) -> Abstract | None:
 
 
 def _joined(scope: Scope, equation: Equation, found: Abstract) -> Abstract:
-    """Returns `found` with the `pending` of an operation that its own rule may have refused."""
+    """Sets `pending` in `found`. If the operation's own rule refused, nothing else sets it."""
     xs = [x for x in map(scope.value, equation.invars) if x is not None]
     name = "select_n" if called(equation) else equation.primitive.name
     pending = carried(OPERATIONS[name].merging, equation.params, xs, found)
@@ -358,13 +359,13 @@ def _clipped_by(
     scope: Scope, first: Atom, second: Atom, along: Callable[[_Norm, Abstract, Abstract], bool], *,
     divides: bool,
 ) -> Abstract | None:  # fmt: skip
-    """Returns x / v or x f, if it clips x by its norm.
+    """Returns the value of x / v or x f if this clips the norm of x; otherwise None.
 
     Args:
         scope: the program.
         first: the variable x.
         second: the variable v or f.
-        along: whether each group of entries of x is scaled by its own norm.
+        along: whether each group of entries of x is scaled by the norm of this group.
         divides: whether x is divided.
     """
     x, by = scope.value(first), scope.value(second)
@@ -372,8 +373,8 @@ def _clipped_by(
         return None
     search = Search(scope, x=first)
     norm = (search.above if divides else search.below_reciprocal)((second, scope))
-    # The search bounds a divisor only from below, and a factor only from above. So neither may be 0
-    # or negative.
+    # The search shows only v >= alpha ||x||, or f <= beta / ||x||. So v may still be 0, and f may
+    # be far below 0. Both cases are left to other rules.
     if norm is None or by.low.min() <= 0 or not along(norm, x, by):
         return None
     slack = _apart(search, x, norm)
@@ -381,7 +382,7 @@ def _clipped_by(
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
-    """Whether each group of entries of x is divided by its own norm, and is part of one record."""
+    """Whether each slice of x along `norm.summed` is in one record, and scaled by its own norm."""
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
@@ -389,12 +390,12 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
 
 
 def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
-    """Bounds the difference of the norm of x and the norm of the array that the program squares.
+    """Bounds the difference of two norms: of x, and of the array y that the program squares.
 
-    The program may square x itself. A compiler may then compute x twice, with different roundings.
-    Or x is an array a minus the means of a, and the program computes this difference twice. In the
-    second case, let M be the largest magnitude in a, and k the number of entries in a mean. The
-    error of an entry of x is at most (gamma_k + 16 u) M, plus `apart` of a.
+    Both arrays are equal up to rounding. If y is x, a compiler may compute x twice, with different
+    roundings. Otherwise, x and y are both an array a minus the means of a, computed separately. Let
+    M be the largest magnitude in a, and k the number of entries in a mean. Then the error of an
+    entry of x is at most (gamma_k + 16 u) M + d, if two uses of an entry of a differ by at most d.
     """
     count = math.prod(x.shape[axis] for axis in norm.summed)
     uses = x.apart * math.sqrt(count)
@@ -434,8 +435,8 @@ def clipped_by_choice(scope: Scope, equation: Equation, _: Any) -> Abstract | No
 
     Each row either has a norm of at most c, or is a unit vector.
 
-    The quotient may be NaN where the norm is 0, but it is not chosen there. If the condition may be
-    true although x is 0, as for max(||x||, 5) > c, the divisor must be above 0.
+    The quotient may be NaN where the norm is 0, but it is not chosen there. Some conditions may be
+    true even if x is 0, such as max(||x||, 5) > c. Then the divisor must be above 0.
     """
     output = equation.outvars[0]
     for atom in equation.invars:
@@ -491,7 +492,6 @@ def at_most_one_over_the_norm(
         theta = rounding.DIVISION * rounding.unit(v.dtype)
         low = np.minimum(number, top / (v.high + rounding.tiny(v.dtype)) * (1 - 2 * theta))
         high = np.full((1,) * len(v.shape), number)
-
         return _joined(scope, equation, changing_with(v, low, high, anywhere))
     return None
 
@@ -533,8 +533,8 @@ def _clip(
     if divides:
         radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
-        # If the norm of a group is below `short`, the norm of the product is below short * most. If
-        # it is larger, the underflow of squares is negligible.
+        # If the norm of a group is below `short`, the norm of the product is below short * most. In
+        # a group with a larger norm, the underflow of squares is negligible.
         short = 2.0**20 * vanished
         most = float(by.high.max()) * (1 + theta)
         radius = max(norm.factor / (1 - 2 * theta - 2.0**-20), short * most) + slack * most
@@ -560,10 +560,10 @@ def _in_ball(x: Abstract, by: Abstract, norm: _Norm, radius: float) -> Abstract:
 
 
 def projected(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
-    """Returns the value of x / max(f ||x||, c), where the norm is that of the whole array.
+    """Returns the value of y = x / max(f ||x||, c), where ||x|| is the norm of the whole array.
 
-    It is 1 / c times the projection of x to the ball of radius c / f. A projection to a convex set
-    does not increase distances in l2. The norm has a relative error theta, tiny squares may
+    Here y is 1 / c times the projection of x to the ball of radius c / f. A projection to a convex
+    set does not increase distances in l2. The norm has a relative error theta, tiny squares may
     underflow, and a compiler may compute x again for the norm, with another rounding.
     """
     first, second = equation.invars

@@ -225,7 +225,10 @@ _MOVING = names("slice dynamic_slice squeeze reshape broadcast_in_dim")
 def rearranged(
     name: str, parameters: Mapping[str, Any], integers: np.ndarray, rest: Sequence[Abstract] = ()
 ) -> np.ndarray | None:
-    """Returns known integers after an operation that only moves entries; None for others."""
+    """Returns known integers after an operation that only moves entries.
+
+    The result is None for all other operations.
+    """
     if name not in _MOVING:
         return None
     found: Any = OPERATIONS[name].rule(constant(integers), *rest, **parameters)  # type: ignore[misc]

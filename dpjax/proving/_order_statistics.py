@@ -43,7 +43,7 @@ class Combination:
     off: float
 
     def tightened(self, x: Abstract) -> Abstract:
-        """Returns the abstract value of the combination, tightened by the lemma of this file."""
+        """Returns x, the value of this array, tightened by the lemma of this file."""
         weights, d = self.weights.reshape(-1, self.weights.shape[-1]), self.of.others.l1
         slip, size, room = 2 * self.off, len(weights), 1 + 2.0**-30
         each = self.weights.max(-1) * d * room + slip
@@ -60,7 +60,10 @@ def combination(
     name: str, params: Mapping[str, Any], operands: Sequence[Abstract], found: Abstract,
     known: Combinations,
 ) -> Combination | None:  # fmt: skip
-    """Returns the result of an operation as a combination of order statistics; None for others."""
+    """Returns the combination of order statistics that an operation computes.
+
+    The result is None if the operation computes none.
+    """
     if found.axis is not None or found.nan or found.pending.coarse or found.is_public:
         return None
     given = [known.get(x) for x in operands]
@@ -97,16 +100,17 @@ def combination(
 
 
 def is_sorted(x: Abstract) -> bool:
-    """Whether an array is known to be a sorted vector, which a finite `replaced` says."""
+    """Whether an array is a vector that is known to be sorted, because `replaced` is finite."""
     return math.isfinite(x.replaced) and x.axis is None and len(x.shape) == 1
 
 
 def _started(
     x: Abstract, name: str, params: Mapping[str, Any], rest: Sequence[Abstract], found: Abstract
 ) -> Combination | None:
-    """Returns entries of a sorted vector x as a combination; None for other operations.
+    """Returns a combination if an operation takes entries of a sorted vector x; otherwise None.
 
-    An entry has weight 1 at each index of x that it may come from.
+    The program may compute an index in floats, so an entry may come from one of several indices of
+    x. The bound on its coefficient is 1 at each of these indices, and 0 elsewhere.
     """
     if math.prod(found.shape) * x.shape[0] > _MOST_WEIGHTS:
         return None
@@ -141,7 +145,7 @@ def _added(given: Sequence[Combination]) -> Combination | None:
 def _scaled(
     name: str, operands: Sequence[Abstract], given: Sequence[Combination | None]
 ) -> Combination | None:
-    """Returns the product or quotient of a combination and public numbers."""
+    """Returns a combination multiplied or divided by public numbers; None for other operands."""
     pairs = list(zip(given, reversed(operands), strict=True))[: 1 if name == "div" else 2]
     for one, other in pairs:
         if one is None or not other.is_public or not other.is_finite:

@@ -84,13 +84,13 @@ def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> 
 
 
 def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract | list[Abstract]:
-    """Returns the value of a sort, which does not increase the distance of two arrays.
+    """Returns the value of a sort. Sorting does not increase the distance of two arrays.
 
     This is true in l1, l2 and linf: ||sort x - sort y||_p is the smallest ||x - P y||_p over all
     permutations P (rearrangement inequality).
 
-    If other arrays are reordered in the same way as x, only their ranges bound how much their
-    entries change.
+    The arrays `others` are reordered in the same way as x. Any of their entries may move to any
+    index, so only the range of each array bounds how much its entries change.
     """
     if not others:
         return _sorted(x, dimension)
@@ -128,7 +128,7 @@ def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
 
     If a number changes, an index may become any other index. XLA sorts in the total order, in which
     -0 is below 0. Two zeros, such as the products 0 * x for two records x, may differ in their
-    signs. So where numbers may be 0, an index may always change.
+    signs. So where numbers may be 0, an index may change even if no number changes in value.
     """
     axis = axis % len(x.shape)
     values = place(_sorted(x, axis), axis, 0, k)

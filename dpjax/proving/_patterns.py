@@ -50,8 +50,8 @@ class Mark(NamedTuple):
         x: the operand of the softmax.
         axis: the axis of the softmax.
         of: the exponentials of x minus its maximum; None if the marked array is these exponentials.
-        rows: for each entry of the marked array, the flat index of the sum that it contains or is
-            divided by. Only used for the sum of the exponentials, and for t over this sum.
+        rows: for each entry of the marked array, the flat index of a sum of exponentials. The entry
+            is this sum, or t divided by this sum. Empty for the exponentials.
         t: the numerator, if the marked array is t over the sum; otherwise None.
     """
 
@@ -63,12 +63,12 @@ class Mark(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the sums, which keep the axis of the softmax with length 1."""
+        """The shape of the sums of exponentials, if `axis` is kept with length 1."""
         return tuple(1 if k == self.axis else size for k, size in enumerate(self.x.shape))
 
     @property
     def is_along(self) -> bool:
-        """Whether `rows` has the order of the sums in `exp(x).sum(axis, keepdims=True)`."""
+        """Whether the sums in `rows` are arranged as in `exp(x).sum(axis, keepdims=True)`."""
         if self.rows.ndim != len(self.shape):
             return False
         sums = np.arange(math.prod(self.shape)).reshape(self.shape)
@@ -198,7 +198,7 @@ def of_call(equation: Equation, operands: Sequence[Abstract]) -> Found | None:
 
 
 def _is_call_in(function: Function, equation: Equation, *operands: Abstract, **static: Any) -> bool:
-    """Whether `equation` calls the inner program that `function` calls under the same name."""
+    """Whether `function` calls the same inner program as `equation`, under the same name."""
     name, inner = equation.params["name"], called(equation)
     reference = equations(_traced(function, *operands, **static))
     calls = [called(e) for e in reference if e.params.get("name") == name]
@@ -278,7 +278,10 @@ def improved(scope: Scope, equation: Equation, walked: Abstract | None) -> Found
 
 
 def _farthest(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
-    """Returns the value of the largest distance between a sorted vector and a public one."""
+    """Returns the value of max |s - c|, max (s - c) or max (c - s); None for other maxima.
+
+    Here s is a sorted vector, and c is a public vector.
+    """
     if walked is None or walked.shape:
         return None
     if (distance := _distance(scope, equation.invars[0])) is None:
@@ -368,9 +371,10 @@ def meeting(first: Abstract | None, second: Abstract) -> Abstract:
 def _argument(
     function: Function, scope: Scope, atom: Atom
 ) -> tuple[Abstract, tuple[int, ...], jex.Var] | None:
-    """Returns the array x, the axes, and the variable of x, if a variable is softmax(x) or similar.
+    """Returns (x, axes, variable) if `atom` is the result of `function` on x; otherwise None.
 
-    The first step of these functions is a maximum. The result is None for other variables.
+    `function` is softmax or similar: it first takes a maximum of x over `axes`. In the program, x
+    is the value of `variable`.
     """
     for maximum in scope.sources(atom, "reduce_max"):
         variable, axes = maximum.invars[0], tuple(maximum.params["axes"])
@@ -420,7 +424,10 @@ def exponentials_of(scope: Scope, equation: Equation) -> tuple[Abstract, int] | 
 
 
 def _pooled(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:
-    """Returns the value of softmax(s) @ x over records, as in attention and attention pooling."""
+    """Returns the value of softmax(s) @ x, as in attention; None for other products.
+
+    The rows of x are records, so the product averages records.
+    """
     contracted, batch = equation.params["dimension_numbers"]
     if walked is None or batch != ((), ()):
         return None
@@ -433,7 +440,13 @@ def _pooled(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstra
 
 
 def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
-    """Returns the value of softmax(s) @ x. Each argument is a variable, with its summed axes."""
+    """Returns the value of softmax(s) @ x; None if no lemma applies.
+
+    Args:
+        scope: the program.
+        weights: the variable of softmax(s), and its axes that the product sums over.
+        records: the variable of x, and its axes that the product sums over.
+    """
     (by, summed), (of, axes) = weights, records
     x, made, rows = scope.value(of), scope.definition(by), len(aval(by).shape)
     if rows > 2 or summed != (rows - 1,) or made is None or made.primitive.name != "div":
@@ -546,8 +559,8 @@ _LEMMAS: dict[
     "jit": [(_BY_NORM, clipped_by_choice)],
     "min": [(_BY_NORM, at_most_one_over_the_norm)],
 }
-# Maps the name of an inner program to the functions that call it, each with its lemma, and with a
-# function for the divisor if it is a variance.
+# Maps the name of an inner program to triples: a function that calls the program, the lemma about
+# this function, and, for a variance or covariance, a function that returns the divisor.
 _Divisor = Callable[..., float]
 _CALLED: dict[str, list[tuple[Function, Callable[..., Abstract | None], _Divisor | None]]] = {
     "_var": [(lambda x: jnp.var(x, axis=0), lemmas.variance, lambda n, ddof=0.0: n - ddof)],

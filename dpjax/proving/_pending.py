@@ -32,8 +32,8 @@ class Merging(NamedTuple):
         kind: the group of operations that this file treats in the same way; "" for all other
             operations.
         undone: whether another operation may cancel this one, so that a compiler removes both.
-        dropped: whether a compiler may remove the operation by itself, such as a transpose of a
-            single entry, or a product with 1.
+        dropped: whether a compiler may remove this operation alone. Examples are a transpose of a
+            single entry, and a product with 1.
     """
 
     kind: Literal[
@@ -50,10 +50,10 @@ PRODUCT = Merging("product", dropped=True)
 def carried(
     merging: Merging, parameters: Any, operands: Sequence[Abstract], found: Abstract
 ) -> Pending:
-    """Returns the pending operations of a result.
+    """Returns the operations of a result that a compiler may still merge with later ones.
 
     Raises:
-        OverflowRefusalError: if a compiler may compute a number that overflows.
+        OverflowRefusalError: if merged operations may compute a number that overflows.
     """
     bits = _bits(merging, parameters, operands, found.dtype)
     flags = _flags(merging, operands, found)
@@ -80,7 +80,7 @@ def carried(
 
 
 class _Power(NamedTuple):
-    """Identifies a sum in `Pending.starts` that was raised to a power."""
+    """The token in `Pending.starts` for a sum that was raised to a power."""
 
     token: object
 
@@ -88,8 +88,9 @@ class _Power(NamedTuple):
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
     """Returns the flags of a result, which are the boolean fields of `Pending`.
 
-    If no other operation can undo an operation, a compiler keeps it, and no longer sees that its
-    operands are padded or truncated. But a compiler may remove a comparison of booleans.
+    A compiler keeps an operation that no other operation can undo. In the result of this operation,
+    the compiler does not see that the operands were padded or truncated, so `padded` and `cut` are
+    false. Booleans are an exception, because a compiler may remove a comparison of booleans.
 
     `hidden` is set if a compiler may know a result although its range does not show it: for
     integers, x - x is 0 and x == x is true, and a square is never below 0.
@@ -130,8 +131,8 @@ def _shift(merging: Merging, operands: Sequence[Abstract]) -> float:
 def _factors(merging: Merging, operands: Sequence[Abstract]) -> tuple[float, float]:
     """Returns a bound on the public factor in a product or quotient, and the factor's first entry.
 
-    Both numbers are 1 for other operations. The first entry suffices: a compiler removes factors
-    only if all entries of their product are 1.
+    Both numbers are 1 for other operations. A compiler removes factors only if all entries of their
+    product are 1. If the first entry is not 1, the other entries do not matter.
     """
     if merging.kind not in ("product", "quotient"):
         return 1.0, 1.0
@@ -142,9 +143,9 @@ def _factors(merging: Merging, operands: Sequence[Abstract]) -> tuple[float, flo
 
 
 def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, float]:
-    """Returns the pending operations of a + b, and the error if it is merged with earlier sums.
+    """Returns the pending operations of a + b, and a bound on an additional rounding error.
 
-    A compiler may merge the addition with a sum that computed a or b.
+    This error arises if a compiler merges the addition with the sums that computed a and b.
     """
     xs = first, second
     shift = sum(float(x.magnitude.max()) if x.is_public else x.pending.shift for x in xs)
@@ -161,7 +162,11 @@ def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, 
 
 
 def flattened(x: Abstract) -> tuple[int, float]:
-    """Returns how many terms an entry adds to a flattened sum, and the sum of their magnitudes."""
+    """Returns how many terms an entry of x adds to a later sum, and the sum of their magnitudes.
+
+    A compiler may flatten a sum of sums: it adds up all terms in one sum. If the entries of x are
+    not sums, the result is (1, 0.0).
+    """
     old = x.pending
     is_sum = old.terms > 1 and abs(abs(old.factor) - 1) < 2.0**-8
     return (old.terms, old.weight) if is_sum else (1, 0.0)
@@ -219,7 +224,8 @@ def _size(x: Abstract) -> float:
 def _largest(x: Abstract, *, inverted: bool = False) -> float:
     """Returns a bound on a public factor, or on its inverse.
 
-    The result is 1 for private arrays, because a compiler cannot cancel a product with them.
+    The result is 1 for private arrays, because a compiler cannot cancel a product with numbers that
+    it does not know.
     """
     sizes = x.magnitude[x.magnitude > 0]
     if not x.is_public or not sizes.size:

@@ -14,8 +14,8 @@ from dpjax.proving._rows import as_dense
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, make, result_of
 
 _MOST_ROWS = 128
-# If a program computes a public index in floats, rounding may lead to several values. This is the
-# largest difference of two of them that is supported.
+# If a program computes a public index in floats, the index is known only up to rounding. Its
+# candidates may differ by at most this number.
 _MOST_OPEN = 4
 
 
@@ -174,7 +174,7 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
 def check_scatter(
     start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
 ) -> tuple[tuple[int, ...], int]:
-    """Returns the shape of a record's row, and the number of indices at which rows may be.
+    """Returns the shape of a record's row, and the number of possible indices of a row.
 
     Raises:
         RefusalError: if the scatter does not add one number or row of each record at one index.
@@ -327,7 +327,8 @@ def scatter_add(
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
     # `one` bounds the rounding error of each entry, and `all_` bounds the sum of these errors over
-    # all entries. All entries together add up each of the n rows, and each entry of `start`, once.
+    # all entries. In the second sum, each of the n rows and each entry of `start` counts once,
+    # because each is added at one index only.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)

@@ -30,9 +30,10 @@ _WIDE, _USEFUL = 2**20, 100
 def provable(target: Target, program: Program, norm: Norm, estimate: float) -> Proof | None:
     """Returns a line that says which bound can be proved, and a line for each exact sum.
 
-    No bound is searched for if the program is large. The result is None if there is no line.
+    If the program is large, no bound is searched for. If there is nothing to say, the result is
+    None.
 
-    This uses only the traced program, shapes and a sampled number, which are all public.
+    The traced program, the shapes and the sampled number are public, and nothing else is used.
 
     Args:
         target: the sampled target, which may know its own bound.

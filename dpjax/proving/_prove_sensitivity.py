@@ -218,7 +218,10 @@ def _smallest(
 
 
 def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Proved:
-    """Returns the bound of the same program after splitting the box of a record, until `end`."""
+    """Returns the bound of the same program after splitting the box of a record.
+
+    Splitting stops at the time `end`.
+    """
     _, _, program, public = found
     jaxpr = _after_the_clamp(program, specs, public)
     with np.errstate(all="ignore"):
@@ -226,8 +229,8 @@ def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Pr
         splits = split(jaxpr, program.jaxpr.consts, inputs, public, norm, end)
     if not splits:
         raise RefusalError(
-            "effort= tightens only functions that are computed for each record alone, but target "
-            "has none that it supports. Call prove_sensitivity without effort="
+            "effort= tightens only arrays that are computed for each record alone, and target has "
+            "no supported array of this kind. Call prove_sensitivity without effort="
         )
     tighter = {key: facts for one in splits for key, facts in one.tighter.items()}
     again = _proved(program, specs, public, norm, {}, tighter)
@@ -286,9 +289,9 @@ def own_bound(
     specs: Database,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
 ) -> float:
-    """Returns the bound that a target of dpjax itself proves; infinity if it proves none.
+    """Returns the bound that a target states itself, as queries of dpjax do; otherwise infinity.
 
-    This bound is valid on all databases, and therefore also on clamped databases.
+    The bound is valid on all databases, and so on databases of clamped records.
     """
     if not isinstance(target, KnowsSensitivity) or target._is_rounded:
         return math.inf
@@ -329,7 +332,10 @@ def visit(walk: Walk, program: Program, specs: Database, public: RecordBounds) -
 
 
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
-    """Returns the bound of a program on records within bounds; infinity if there is no proof."""
+    """Returns a proved bound on the sensitivity of a program; infinity if there is no proof.
+
+    The records of the program are within `public`.
+    """
     try:
         return norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
     except RefusalError:
@@ -384,8 +390,8 @@ def _padded_walk(
     check_no_nan(jaxpr, [x.value for x in outputs])
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
-    # Emptying a slot replaces its row by the empty row. So a bound for replaced rows is also valid
-    # here. It may be tighter, because its walk can use lemmas.
+    # Emptying a slot replaces its row by the empty row. So a bound under replace-one is also valid
+    # here. It may be tighter, because proofs under replace-one can use lemmas.
     try:
         replaced, values = _walk(jaxpr, program, public)
         if (other := norm_of(values, norm)) < emptied:

@@ -71,7 +71,7 @@ class _Sum(NamedTuple):
 
 
 class _Divisor(NamedTuple):
-    """A divisor C of a quotient, which is a sum B over records or a maximum of B and a number.
+    """The divisor C of a quotient: a sum B over records, or the maximum of B and a number.
 
     Attributes:
         sum: the variable that is B.
@@ -93,7 +93,7 @@ class _Ratios(Reader):
         return super().node(at)
 
     def plain(self, at: At) -> At:
-        """Returns the variable before casts, if these change a number at most by rounding."""
+        """Returns the variable before all casts that change a number at most by rounding."""
         node = self.node(at)
         if node.name == "convert_element_type":
             kinds = [np.dtype(aval(x).dtype) for x in (node.equation.invars[0], node.atom)]
@@ -142,9 +142,9 @@ class _Ratios(Reader):
         return all(self.same(x, y, depth - 1) for x, y in pairs)
 
     def by_record(self, at: At) -> At:
-        """Returns the vector, if an array repeats a vector that has one number for each record.
+        """If an array repeats one number for each record, returns the vector of these numbers.
 
-        Then all entries in the row of a record are copies of the record's number. Other arrays are
+        All entries in the row of a record must be copies of the record's number. Other arrays are
         returned unchanged.
         """
         start = at
@@ -206,9 +206,10 @@ class _Ratios(Reader):
         return 1.0, at
 
     def factor(self, a: tuple[At, ...], b: At) -> _Interval | None:
-        """Returns an interval of numbers m with a = m b; `a` is one array or a product of two.
+        """Returns an interval that contains m_i for all i, if a_i = m_i b_i; None if unknown.
 
-        If b has one number for each record, a may be an array with several entries for each record.
+        `a` is one array, or two arrays whose product is meant. If b has one number for each record,
+        a may have several entries for each record.
         """
         if len(a) == 2:
             for one, other in (a, a[::-1]):
@@ -294,13 +295,15 @@ def _times(first: _Interval | None, second: _Interval | None) -> _Interval | Non
 
 
 class _Quotient(NamedTuple):
-    """Facts about a quotient A / C, where A sums a_i = m_i b_i over the records.
+    """Facts about a quotient A / C, where A is the sum of a_i = m_i b_i over the records.
+
+    The divisor C is the sum B of the b_i, or the maximum of B and a number.
 
     Attributes:
-        low: a lower bound on all m_i, which broadcasts to the quotient.
-        high: an upper bound on all m_i.
-        terms: the arrays of the a_i and of the b_i.
-        weights: one or several arrays that add up to the array of the b_i.
+        low: a lower bound on all m_i. Its shape broadcasts to that of the quotient.
+        high: an upper bound on all m_i, in the same shape.
+        terms: the arrays that contain the a_i and the b_i.
+        weights: one or several arrays. Their sum is the array of the b_i.
         moving: the number of terms that one record changes.
         spread: "all" if all entries of A / C may change; "places" if at most two entries may
             change; "shares" if the entries add up to at most 1 (*Shares*, above).
@@ -424,7 +427,8 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     dtype, n = walked.dtype, math.prod(weights[0].shape)
     added = n * len(weights)
     if found.spread == "shares":
-        # The divisor adds up computed sums of all indices, so each term is rounded in two sums.
+        # The divisor is the sum of all entries of A, and each entry of A is itself a rounded sum.
+        # So each term is rounded in two sums.
         added = 2 * added + math.prod(walked.shape)
     gamma = rounding.sum_units(added, dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:
@@ -433,7 +437,7 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     size = float(max(high.max(), -low.min()))
     error = rounding.of_quotient(gamma, dtype) * size
     error += 64 * rounding.tiny(dtype) * (n + 1) * (1 + size) / least
-    # The b_i occur in both sums, and a compiler may round b_i differently for each sum.
+    # The sums A and B both use b_i, and a compiler may round b_i differently for each use.
     error += size * n * sum(x.apart for x in weights) / least
     error = float(rounding.up(error))
     if not math.isfinite(error):
@@ -462,9 +466,9 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     if found.spread == "all":
         l1, l2 = float(most.sum()), rounding.norm2(most)
     else:
-        # "places": entries at two indices change. "shares": the l1 norm of the change of all
-        # entries is at most twice the bound on one entry. In both cases, float sums may be rounded
-        # differently at every index.
+        # If `spread` is "places", entries at two indices change. If it is "shares", the l1 norm of
+        # the whole change is at most twice the bound on one entry. In both cases, float sums may be
+        # rounded differently at every index.
         count = min(2, entries)
         l1, l2 = float(most.max()) * count, float(most.max()) * math.sqrt(count)
     room = 1 + (entries + 100) * 2.0**-52

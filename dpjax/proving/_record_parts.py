@@ -144,7 +144,10 @@ class RecordWalk(PaddedWalk):
         return [Tracked(found, found, Slots())] if found.is_known else []
 
     def _charge(self, equation: Equation, operands: list[Tracked], path: Key) -> None:
-        """Stores error bounds of an operation: for its rounding, and for merging in a compiler."""
+        """Stores two error bounds: for the rounding of an operation, and for merging.
+
+        A compiler may merge the operation with others, which changes the rounding.
+        """
         once = {id(x): dataclasses.replace(x.value, apart=0.0) for x in operands}
         alone = {k: dataclasses.replace(x, pending=NOTHING) for k, x in once.items()}
         try:
@@ -160,8 +163,8 @@ class RecordWalk(PaddedWalk):
             tiny = max((rounding.tiny(z.value.dtype) for z in operands), default=0.0)
             relative, absolute = (0.0, max(x.apart, y.apart)) if x.off is None else x.off
             merging = 2.0**-43 if relative or absolute + more > 2.0**-100 else 0.0
-            # The factor `own` also covers the error of the same operation in float64, which
-            # `enclosed` uses.
+            # `enclosed` computes the same operation in float64. The factor `own` covers the
+            # rounding of that computation, too.
             double = np.dtype(float) in (x.dtype, *(z.value.dtype for z in operands))
             own = 2.0 if double else 1 + 2.0**-16
             charges = own * relative, own * (absolute + more), merging
@@ -191,13 +194,11 @@ def slopes_of(jaxpr: jex.Jaxpr) -> int:
 def enclosed(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], facts: dict[Key, Fact], part: Part
 ) -> Callable[[Sequence[Ends]], Ends] | None:
-    """Returns a function that computes bounds on a part; None if it cannot be bounded over boxes.
+    """Returns a function that bounds a part over boxes; None if no such bounds are known.
 
-    The function maps the lower and upper endpoints of the records (the last inputs of `jaxpr`) to
-    those of the part.
-
-    Row i of each input is one box, and row i of the part bounds g over this box. The function must
-    be called with x64 enabled.
+    Row i of the part is g(record i). The function gets boxes of records: the lower and upper
+    endpoints of the last inputs of `jaxpr`, with one box in each row. It returns the lower and
+    upper endpoints of g over each box. It must be called with x64 enabled.
     """
     axes, count = jaxpr.invars[len(jaxpr.invars) // 2 :], slopes_of(jaxpr)
 
@@ -340,7 +341,7 @@ def _ends(
 
 
 def _magnitude(x: Ends) -> Any:
-    """Bounds the magnitudes that rounding errors are relative to; 0 for integers and booleans."""
+    """Bounds the magnitudes of floats; 0 for integers and booleans, which are not rounded."""
     return largest(x) if x[0].dtype.kind == "f" else jnp.zeros(x[0].shape)
 
 
@@ -356,7 +357,8 @@ def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
         if fact.merging:
             charge = charge + fact.merging * most
         low, high = low - charge, high + charge
-        # A device may flush a number close to 0 to 0.
+        # A device may flush numbers near 0 to 0. So an endpoint that is closer to 0 than `gap` is
+        # moved to 0, if this widens the interval.
         low = jnp.where((low > 0) & (low < fact.gap), 0.0, low)
         high = jnp.where((high < 0) & (high > -fact.gap), 0.0, high)
     kind = low.dtype

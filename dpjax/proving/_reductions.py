@@ -36,12 +36,13 @@ HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
 def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
-    """Refuses sums and extrema of one entry between equal padding, which XLA miscompiles.
+    """Refuses sums and extrema over one entry with equal padding on both sides.
 
-    XLA folds padding into the window of a sum. If the padding is equal on both sides of a single
-    entry, XLA replaces every result by this entry, even if its window does not contain the entry.
-    So compiled code computes [x, x, x] for `cumsum([0, x, 0])`. The zeros may come from padding or
-    from any other operation. A scatter of one number is also such an array, if XLA knows its index.
+    XLA miscompiles them. It folds padding into the window of a sum. If the padding is equal on both
+    sides of a single entry, XLA replaces every result by this entry, even if the window of the
+    result does not contain the entry. So compiled code computes [x, x, x] for `cumsum([0, x, 0])`.
+    The zeros may come from padding or from any other operation, such as a scatter of one number to
+    an index that XLA knows.
 
     Args:
         x: the operand.
@@ -56,15 +57,15 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
-        # Public numbers may equal `start` although their range is slightly wider: rules widen
-        # ranges by rounding errors, also for operations that XLA simplifies away.
+        # A public number that equals `start` may have a slightly wider range. Rules widen ranges by
+        # rounding errors, even for operations that XLA simplifies away.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
             raise RefusalError(
-                f"along axis {axis}, the operand may have one entry in the middle and only "
-                f"{start:g} around it, which XLA miscompiles. Pad it on one side only, or leave "
-                "out the equal entries"
+                f"along axis {axis}, the operand may be {start:g} everywhere except for one entry "
+                "in the middle. XLA miscompiles this operation on such an operand. Pad the operand "
+                f"on one side only, or leave out the entries that are {start:g}"
             )
 
 
@@ -103,8 +104,8 @@ class Sums(NamedTuple):
         flush: the error from numbers that are flushed to 0.
         sizes: bounds on the sums of magnitudes.
         host: the relative rounding error of the same sums on the host.
-        pending: the number and size of the terms. A compiler may add up all terms directly in a
-            later sum of these sums.
+        pending: the number of terms, and the sum of their magnitudes. Later rules need them,
+            because a compiler may flatten a sum of these sums to one sum of all terms.
     """
 
     exact: bool
@@ -146,7 +147,10 @@ def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int |
 
 
 def total_over(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.ndarray:
-    """Returns the sum of bounds over axes; an axis of length 1 represents its full length."""
+    """Returns the sum of bounds over axes of an array with this shape.
+
+    If `array` has length 1 along an axis, its one bound is valid for all entries along this axis.
+    """
     return array.sum(tuple(axes)) * math.prod(shape[k] // array.shape[k] for k in axes)
 
 
@@ -206,9 +210,10 @@ def cumulative_sum(
     Let N be the length of the axis. Each result is a sum of at most N terms, and each term is in at
     most N results.
 
-    If the sum runs over the records, a row that changes by d changes N results by d. Then norms of
-    differences grow N times in l1, and sqrt(N) times in l2. Otherwise, the sum multiplies each row
-    by a matrix of zeros and ones, whose norms are at most N.
+    If the sum runs over the records, a row that changes by d changes at most N results by d. Then
+    the l1 norm of a difference grows by a factor of at most N, and the l2 norm by sqrt(N).
+    Otherwise, each row is multiplied by a matrix of zeros and ones. The norms of this matrix are at
+    most N.
     """
     check_surrounded(x, [axis], 0.0)
     check_cut(x)
@@ -230,8 +235,9 @@ def cumulative_sum(
         l1, l2 = c.l1 + rest * o.l1, c.l2 + rest * o.l2
         changed = others = moved(c.each + rest * o.each, l1, l2, math.sqrt(count))
     else:
-        # There are two bounds in l2. For the second one: an entry that changes by d changes all
-        # results together by at most sqrt(N) d in l2, and these norms add up over the entries.
+        # There are two bounds in l2: N times the old l2 norm, and sqrt(N) times the old l1 norm.
+        # Reason for the second one: if one entry changes by d, the vector of results changes by at
+        # most sqrt(N) d in l2. If several entries change, these l2 norms add up.
         changed, others = (
             moved(
                 rounding.up(added(d.each) * room),
@@ -350,9 +356,8 @@ def contract(
     load = float(rounding.up(total_over(products.magnitude, products.shape, summed)).max())
     pending = carried(PRODUCT, {}, (x, y), products)
     if narrow:
-        # Tensor cores align all terms with the largest term, and may lose up to 2 u of the largest
-        # term from each term. So the error of each term is bounded like that of a sum of four
-        # terms.
+        # Tensor cores align all terms with the largest term, so each term may have an error of up
+        # to 2 u times the largest term. This error is bounded like that of a sum of four terms.
         top = float(products.magnitude.max())
         terms, weight = max(4, pending.terms), max(top, pending.weight)
         pending = pending.having(terms=terms, weight=weight, factor=1.0)
@@ -363,8 +368,8 @@ def contract(
     if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
         start = start.having(terms=terms, weight=start.load)
     off = None
-    # `off` covers the rounding of each product and of the sum. It is not set if integers were
-    # converted to floats above, because it would not cover the rounding of this conversion.
+    # `off` bounds the rounding of the products and of the sum. It stays None if integers were
+    # converted to floats above, because it does not include the rounding of this conversion.
     if found.off is not None and products.off is not None and len(kinds) == 1:
         (gamma, flush), (relative, absolute) = found.off, products.off
         off = gamma + relative * (1 + gamma), flush + 2 * math.prod(terms_of) * absolute
@@ -431,9 +436,10 @@ def _within_norms(
 def _public_factor(
     a: Abstract, b: Abstract, ca: Any, cb: Any
 ) -> tuple[Abstract, float, float, float] | None:
-    """Returns the array that a public matrix multiplies, and three bounds on the matrix.
+    """Returns one factor of a product, and three bounds on the other factor, a public matrix.
 
-    The bounds are on its entries, on the l1 norms of its rows, and on its largest singular value.
+    The three numbers bound the magnitudes of entries, the l1 norms of rows, and the largest
+    singular value of this matrix. The result is None if there is no such matrix.
     """
     for x, matrix, cx, cm in ((a, b, ca, cb), (b, a, cb, ca)):
         public = matrix.is_public and matrix.is_finite

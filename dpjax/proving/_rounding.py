@@ -86,8 +86,9 @@ def elementary(dtype: np.dtype) -> float:
 def of_quotient(error: float, dtype: np.dtype) -> float:
     """Returns the relative error of a quotient of two numbers with relative error e <= 1/3.
 
-    The relative error of the exact quotient is at most 2 e / (1 - e), and 1 plus this error is at
-    most 2. So rounding the quotient adds at most twice the error of a division.
+    Before it is rounded, the quotient has a relative error of at most 2 e / (1 - e) <= 1. So it is
+    at most 2 times the true quotient. Rounding it adds at most twice the relative error of a
+    division.
     """
     return 2 * error / (1 - error) + 2 * DIVISION * unit(dtype)
 
@@ -118,7 +119,10 @@ def largest(dtype: np.dtype) -> float:
 
 
 def most_bits(dtype: np.dtype) -> float:
-    """Returns the largest sum of |log2 f| for which no product of factors f over- or underflows."""
+    """Returns a number B for products of factors f.
+
+    If the sum of |log2 f| over the factors is at most B, no product of them over- or underflows.
+    """
     return float(min(jnp.finfo(dtype).maxexp, -jnp.finfo(dtype).minexp)) - 2
 
 

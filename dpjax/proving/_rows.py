@@ -11,10 +11,10 @@ from dpjax.proving._value import Abstract, Difference, RefusalError, difference,
 
 
 def as_dense(x: Abstract) -> Abstract:
-    """Returns the array without an axis of records, with bounds on the change of all rows together.
+    """Returns the array without an axis of records, and bounds the change of all rows together.
 
-    `changed` bounds the change of one row, and `others` that of each of the n - 1 other rows. The
-    l1 norms of rows add up, and so do the squares of their l2 norms.
+    In x, `changed` bounds the change of one row, and `others` that of each of the n - 1 other rows.
+    The l1 norms of rows add up, and so do the squares of their l2 norms.
     """
     if x.axis is None:
         return x
@@ -40,11 +40,11 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # `check_surrounded` must refuse sums of such an array. With bounds on rows, it would not
-        # see that only one entry can change.
+        # `check_surrounded` must refuse sums of this array. Bounds on rows do not say that only the
+        # middle entry can change, so `check_surrounded` would accept the sums.
         raise RefusalError(
-            f"proofs do not support combining an array with records along axis {axis} and an array "
-            "of which only one entry along this axis can change"
+            f"proofs do not support combining two arrays if one has records along axis {axis}, and "
+            "only one entry along this axis can change in the other"
         )
     each = over(each, axis)
     d = x.others
@@ -97,14 +97,15 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
 
 
 def aligned(*values: Abstract) -> list[Abstract]:
-    """Returns the values in a common shape, with the same axis of records or all without."""
+    """Broadcasts the values to one shape. All get the same axis of records, or none has one."""
     shape = np.broadcast_shapes(*(x.shape for x in values))
     full = [stretched(x, shape) for x in values]
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
-    # The bounds of an array with an axis of records allow every row to change. If fewer entries of
-    # some array change, no array gets this axis, because the bound would become much larger.
+    # An array that gets an axis of records gets bounds that allow every row to change. For an array
+    # in which fewer entries than `shape[axis]` change, these bounds would be much larger. So if
+    # there is such an array, no array gets this axis.
     if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
         return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._tracing._walks import JITS, Atom, Equation, aval, called, parts
 from dpjax.proving._value import Abstract
 
-# The most operations that `Scope` goes back from a variable, and the most that `Reader` does.
+# The largest numbers of operations that `Scope` and `Reader` go back from a variable.
 _DEPTH, MOST_STEPS = 16, 40
 
 
@@ -95,11 +95,12 @@ class Node(NamedTuple):
 
 @dataclasses.dataclass
 class Reader:
-    """Reads a program, from a variable back to what it was computed from.
+    """Reads a program backward, from a variable to the variables that it was computed from.
 
     Attributes:
         root: the program.
-        steps: how many operations the reader has passed, which bounds their rounding error.
+        steps: how many operations the reader has passed. It stops after `MOST_STEPS` of them.
+            Lemmas use this limit to bound the rounding error.
     """
 
     root: Scope
@@ -126,7 +127,7 @@ class Reader:
             atom = inner.outvars[equation.outvars.index(atom)]
 
     def number(self, at: At) -> float | None:
-        """Returns the public number that all entries of an array equal; None if there is none."""
+        """Returns the public number in all entries of an array; None for other arrays."""
         node = self.node(at)
         if isinstance(node.atom, jex.Literal):
             literal = np.asarray(node.atom.val, aval(node.atom).dtype)
@@ -137,8 +138,8 @@ class Reader:
             return first if (known.low == first).all() else None
         if node.name not in ("convert_element_type", "broadcast_in_dim"):
             return None
-        # A cast to float rounds the number, and the error of the lemma covers this rounding. A cast
-        # to an integer may turn 1.9 into 1.
+        # A cast to float rounds the number. The error bounds of lemmas include this rounding. A
+        # cast to an integer may turn 1.9 into 1.
         dtype = np.dtype(aval(node.equation.outvars[0]).dtype)
         number = self.number(node.operands[0])
         is_float = dtype.kind == "f" and dtype.itemsize >= 4

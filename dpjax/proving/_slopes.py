@@ -66,13 +66,17 @@ class Form(NamedTuple):
         return Form(ends, middle, slopes, jnp.reshape(self.off, more))  # type: ignore[arg-type]
 
 
-# The lower and upper endpoints of slopes, a bound on the magnitudes that were added up to compute
-# them, and a bound `off` on the distance of the computed value from the exact value.
+# (low, high, size, off) for one result. Its slopes are between `low` and `high`. The rounding error
+# of `low` and `high` is at most `_SLACK * size`. The computed result is within `off` of the exact
+# one.
 Sloped = tuple[Any, Any, Any, Any]
 
 
 def constant(ends: Ends, count: int) -> Form:
-    """Returns the form of a constant; `count` is the number of coordinates, or 0 without slopes."""
+    """Returns the form of a constant.
+
+    `count` is the number of coordinates. It is 0 if forms have no slopes.
+    """
     if not count:
         return Form(ends, ends, None, 0.0)
     none = jnp.zeros((count, *np.shape(ends[0])))
@@ -89,7 +93,7 @@ def sloped(
         forms: the forms of its operands.
         bind: computes the operation in float64.
         out: the endpoints of its result.
-        middle: the endpoints of its result in the middle of the box.
+        middle: the endpoints of its result for the record in the middle of the box.
     """
     rule = _RULES.get(equation.primitive.name)
     sloping = forms[1:] if equation.primitive.name == "select_n" else forms
@@ -145,7 +149,9 @@ def _scaled(factor: Ends, slopes: Ends) -> Ends:
 def _product(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
     """Returns the slopes of a product.
 
-    With c for the middle: a(x) b(x) - a(c) b(c) = a(x) (b(x) - b(c)) + b(c) (a(x) - a(c)).
+    Let c be the middle of the box. Then
+
+        a(x) b(x) - a(c) b(c) = a(x) (b(x) - b(c)) + b(c) (a(x) - a(c)).
     """
     a, b = (f.ranked(out[0].ndim) for f in forms)
     first, second = _scaled(a.ends, b.slopes), _scaled(b.middle, a.slopes)
@@ -158,8 +164,9 @@ def _quotient(
 ) -> Sloped:
     """Returns the slopes of a quotient.
 
-    With c for the middle and q = a(c) / b(c): a(x) / b(x) - q = (a(x) - a(c) - q (b(x) - b(c))) /
-    b(x).
+    Let c be the middle of the box, and q = a(c) / b(c). Then
+
+        a(x) / b(x) - q = (a(x) - a(c) - q (b(x) - b(c))) / b(x).
     """
     a, b = (f.ranked(out[0].ndim) for f in forms)
     less = _scaled(middle, b.slopes)
@@ -173,7 +180,10 @@ def _quotient(
 def _contraction(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
 ) -> Sloped | None:
-    """Returns the slopes of the product of an array and a constant matrix; None for others."""
+    """Returns the slopes of the product of an array and a constant matrix.
+
+    The result is None for all other products.
+    """
     constants = [f.ends[0] is f.ends[1] for f in forms]
     if constants.count(True) != 1:
         return None

@@ -68,7 +68,10 @@ class Tracked:
     fixed: bool = False
 
     def is_alike(self, axis: int) -> bool:
-        """Whether an array that no permutation of records changes is constant along an axis."""
+        """Whether the array is constant along an axis.
+
+        The array must stay the same if records are permuted.
+        """
         x = self.value
         if not x.shape or axis in self.slots.alike or x.shape[axis] == 1:
             return True
@@ -107,8 +110,8 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
     """Returns how the result of an operation depends on slots.
 
     Raises:
-        RefusalError: if a permutation of records might change the result in another way than by the
-            same permutation of its rows.
+        RefusalError: if a permutation of records might do more to the result than permute its rows
+            in the same way.
     """
     if rule is not None:
         return rule(applied)
@@ -127,8 +130,8 @@ def at_one_place(op: Applied) -> Slots:
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
-    # An operand that no permutation of the records changes may still vary along the axis of
-    # records. Then its numbers depend on the slot.
+    # An operand may stay the same if records are permuted, but vary along the axis of records. Then
+    # its numbers depend on the slot.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(
             f"this operation combines records with numbers that depend on the slot. {_REMEDY}"
@@ -184,7 +187,8 @@ def ordered(op: Applied) -> Slots:
     axis = op.first.slots.axis
     if len(op.operands) > 1 and any(x.slots.axis is not None for x in op.operands):
         raise RefusalError(
-            f"this sort leaves rows with equal keys in the order of their slots. {_REMEDY}"
+            "this sort keeps rows with equal keys in the order of their slots, so the result "
+            f"depends on which slot contains which record. {_REMEDY}"
         )
     return Slots() if axis == op.parameters["dimension"] else Slots(axis)
 
@@ -269,7 +273,8 @@ def multiplied(op: Applied) -> Slots:
 def gathered(op: Applied) -> Slots:
     """The slot rule of `gather`.
 
-    It may take one row of a table for each record, or the same entry from each record.
+    A gather may look up one row of a table for each record, or take the entry at one fixed index
+    from the row of each record.
     """
     table, places = op.operands
     if places.slots.axis is not None:
@@ -288,13 +293,16 @@ def gathered(op: Applied) -> Slots:
 
 
 def scattered(op: Applied) -> Slots:
-    """The slot rule of scatters: sums by index do not depend on the order of additions."""
+    """The slot rule of scatters. The result at an index does not depend on the order of records."""
     start, *added = op.operands
     if start.slots.axis is not None:
         raise RefusalError(f"this operation adds to an array with one number per slot. {_REMEDY}")
     by_record = any(x.slots.axis is not None for x in added)
     if by_record and not all(x.is_along(0) for x in added):
-        raise RefusalError(f"an index or an update depends on the slot. {_REMEDY}")
+        raise RefusalError(
+            "an index or an update of this scatter depends on the slot, not only on the record in "
+            f"the slot. {_REMEDY}"
+        )
     return Slots()
 
 
@@ -302,9 +310,9 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
-# Tighter bounds under add-or-remove-one, which use two facts. The row of a removed record becomes
-# the row of an empty slot, not an arbitrary row. If records are permuted, an array keeps the same
-# rows, and not only rows within the same range.
+# Tighter bounds under add-or-remove-one. They use two facts. The row of a removed record becomes
+# the row of an empty slot, not an arbitrary row. If records are permuted, an array has the same
+# rows in another order. Other rules know only that its rows stay in the same range.
 Tightening = Callable[[Applied], Abstract]
 
 
@@ -335,10 +343,11 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
 
 
 def tight_lookup(op: Applied) -> Abstract:
-    """Returns the value of a gather from a public table, with a smaller `apart`.
+    """Returns the value of a gather from a public table, with a tighter bound `apart`.
 
-    Equal indices give equal rows. So if a compiler computes the gather twice, the results differ
-    only where tiny numbers are flushed to 0.
+    `apart` bounds the difference of two computations of the gather, by a compiler or with permuted
+    records. Equal indices give equal rows. So both results differ only where tiny numbers are
+    flushed to 0.
     """
     table, places = (x.value for x in op.operands)
     if not table.is_known or places.apart:
@@ -369,7 +378,7 @@ def tight_sums(op: Applied) -> Abstract:
 def tight_exact_sums(op: Applied) -> Abstract:
     """Returns the value of an exact scatter, with tighter bounds, like `tight_sums`.
 
-    `apart` bounds the rounding to the grid and the last rounding.
+    `apart` of the scatter covers two rounding errors: of terms to the grid, and of sums to floats.
     """
     return _tight_rows(op, op.found, op.found.apart)
 
@@ -381,8 +390,8 @@ def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero
     if added.slots.axis != 0 or not by_record:
         return found
-    # The row of the record is subtracted at one index, and the row of an empty slot is added at the
-    # same or another index.
+    # If a slot is emptied, the row of its record is subtracted at one index, and the row of an
+    # empty slot is added at the same or another index.
     own, none = row_norms(u, 0), row_norms(empty, 0)
     each = np.maximum(u.changed.each, np.maximum(over(u.magnitude, 0), over(empty.magnitude, 0)))
     l2 = max(u.changed.l2, rounding.norm2([own[1], none[1]]))

@@ -67,7 +67,10 @@ class RangeRefusalError(RefusalError):
 
 
 class OverflowRefusalError(RefusalError):
-    """Raised if operations that a compiler merges may overflow; a lemma cannot avoid this."""
+    """Raised if operations may overflow after a compiler merged them.
+
+    Then no lemma applies, because lemmas assume that nothing overflows.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +79,9 @@ class Pending:
 
     Attributes:
         shift: the sum of |c| over the constants c that were added.
-        starts: earlier sums. A compiler may use a number that the program adds later as the initial
-            value of such a sum. Each entry is a token that identifies a sum, and how many numbers
-            the sum adds.
+        starts: one pair (token, count) for each earlier sum. The token identifies the sum, and
+            count is the number of its terms. A compiler may use a number that the program adds
+            later as the initial value of the sum.
         load: the sum of the magnitudes of all terms of the sums in `starts`.
         terms: how many terms this array contributes to a later sum, if a compiler flattens it.
         weight: the sum of the magnitudes of these terms.
@@ -110,7 +113,7 @@ class Pending:
     def of_sum(count: int, load: float) -> "Pending":
         """Returns the pending operations of a new sum.
 
-        A compiler may start this sum at a number that the program adds later.
+        A compiler may use a number that the program adds later as the initial value of this sum.
         """
         return Pending(starts=frozenset([(object(), count)]), load=load)
 
@@ -159,11 +162,17 @@ class Source:
 
     @staticmethod
     def new(*operands: "Abstract") -> "frozenset[Source]":
-        """Returns a set of one new `Source`, which is NaN only where an operand is NaN."""
+        """Returns a set of one new `Source`.
+
+        The source is NaN only where an operand is NaN. Without operands, it may be NaN anywhere.
+        """
         return frozenset([Source(frozenset[Source]().union(*(x.nan for x in operands)))])
 
     def says(self, answer: bool, answers: "frozenset[tuple[Source, bool]]") -> bool:
-        """Whether `answers` imply that a boolean equals `answer` wherever this array is NaN."""
+        """Whether a boolean array equals `answer` wherever this source is NaN.
+
+        `answers` are the facts that are known about the boolean array (`Abstract.answers`).
+        """
         if (self, answer) in answers:
             return True
         return bool(self.within) and all(x.says(answer, answers) for x in self.within)
@@ -205,8 +214,8 @@ def difference(
     if whole:  # For example, an integer of at most 2.3 is at most 2.
         each, l1 = np.floor(each), float(np.floor(l1))
     counted = [size for k, size in enumerate(shape) if k != axis]
-    # `copies` is how many entries each stored bound covers, and `room` covers the rounding error of
-    # their sum on the host.
+    # One stored bound may stand for several entries; `copies` is their number. `room` covers the
+    # rounding error of a sum of bounds on the host.
     copies = math.prod(counted) / max(1, each.size)
     room = 1 + (each.size + 100) * 2.0**-52
     if each.size == 0:
@@ -299,9 +308,10 @@ class Tighter:
     changed: Difference
 
     def of(self, x: Abstract) -> Abstract:
-        """Returns the abstract value with these facts added.
+        """Returns x with these facts added.
 
-        An array of another form is returned unchanged.
+        If x has another axis of records, may change in several rows or may be NaN, it is returned
+        unchanged.
         """
         if x.axis != self.axis or not x.others.is_zero or x.nan:
             return x
@@ -309,7 +319,10 @@ class Tighter:
 
 
 def over(array: np.ndarray, axis: int | None) -> np.ndarray:
-    """Returns the maximum along the axis of records, which remains with length 1."""
+    """Returns the maximum along the axis of records, and keeps this axis with length 1.
+
+    If there is no axis of records, the array is returned unchanged.
+    """
     return array if axis is None else array.max(axis=axis, keepdims=True)
 
 
@@ -405,12 +418,12 @@ def make(
     apart: float = math.inf,
     counts: Sequence[float] = (math.inf, math.inf),
 ) -> Abstract:
-    """Makes an abstract value. The width of its range also bounds differences and `apart`.
+    """Makes an abstract value. Differences and `apart` are at most the width of the range.
 
     `counts` are bounds on how many entries differ in the changed row, and in any other row.
 
     Raises:
-        RefusalError: if the range is not finite, or too large for its dtype.
+        RefusalError: if the range is not finite, or too large for the dtype.
     """
     shape, dtype = tuple(map(int, shape)), np.dtype(dtype)
     low, high = np.asarray(low, float), np.asarray(high, float)

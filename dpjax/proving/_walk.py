@@ -106,24 +106,26 @@ class Walk:
     steps: list[Step] = dataclasses.field(default_factory=list)
     depth: int = 0
     path: tuple[int, ...] = ()
-    # The user's line of the current operation, or of the call around it: operations in JAX's own
-    # functions have no line of the user.
+    # The line of the user's code that contains the current operation. For an operation inside a
+    # function of JAX, it is the line that calls this function.
     line: str = ""
     # The float sums and variances over records that a release could compute exactly.
     sums: Sums = dataclasses.field(default_factory=dict)
-    # Why other float sums over records cannot be exact.
+    # For each float sum over records that a release cannot compute exactly: the reason.
     inexact: dict[Path, str] = dataclasses.field(default_factory=dict)
     # Tighter bounds on arrays that are computed for each record alone, found by splitting the box
     # of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
-    # The intervals of each array on the cells of its base arrays (`_cells.py`).
+    # For each array: its intervals on cells, which are small parts of the range of an array that it
+    # was computed from (`_cells.py`).
     held: dict[Abstract, cells.Held] = dataclasses.field(default_factory=dict)
     # The arrays that are combinations of order statistics.
     mixtures: dict[Abstract, Combination] = dataclasses.field(default_factory=dict)
     # Maps an array to its sorted array. So if a program sorts an array twice, both results have the
     # same abstract value.
     sorts: dict[Abstract, Abstract] = dataclasses.field(default_factory=dict)
-    # Maps an array of counts of records to whether a record that leaves one count joins another.
+    # For each array of counts: whether every record is known to be counted in one of its entries.
+    # If so, a record that leaves one count always joins another one.
     transfers: dict[Abstract, bool] = dataclasses.field(default_factory=dict)
     # The arrays that are parts of a softmax.
     softmaxes: dict[Abstract, Mark] = dataclasses.field(default_factory=dict)
@@ -243,9 +245,9 @@ class Walk:
         return constant(array)
 
     def shown(self, value: Any) -> Abstract:
-        """Returns the abstract value in a value of the walk, for the step that prints it.
+        """Returns the abstract value of `value`.
 
-        Here, both are the same. Subclasses walk with values such as `Tracked`.
+        In this class, both are the same. Subclasses compute with other values, such as `Tracked`.
         """
         return value
 
@@ -254,7 +256,7 @@ class Walk:
         return facts.of(value)
 
     def improved(self, *situation: Any) -> Found | None:
-        """Returns a lemma that applies, with its tighter value; see `_patterns.py`."""
+        """Returns a lemma that applies to an operation, with its result; None if none applies."""
         return improved(*situation)
 
     def sharpened(
@@ -293,8 +295,8 @@ class Walk:
         try:
             if made is None:
                 dtypes = {dtype, *(x.dtype for x in operands)}
-                # If a rule refused because of the range of an operand, it may accept the smaller
-                # ranges in some cells. Other refusals would be the same in all cells.
+                # If a rule refused the range of an operand, it may accept some cells, because they
+                # are small parts of this range. Other refusals would be the same in all cells.
                 usual = isinstance(refusal, RangeRefusalError) and dtypes <= rounding.USUAL
                 if merging.kind == "sum" or not usual:
                     return None
@@ -329,8 +331,8 @@ class Walk:
     ) -> list[Any] | None:
         """Returns the result of an operation, tightened by facts about the arrays it combines.
 
-        These facts are about order statistics, counts, and parts of a softmax. They are stored by
-        the abstract value of an array, because each abstract value belongs to one array.
+        These facts are about order statistics, counts, and parts of a softmax. They are looked up
+        by the abstract value of an array, because each abstract value belongs to one array.
         """
         if called(equation) or not outputs or len(outputs) > 1 or any(x is None for x in operands):
             return outputs
@@ -424,8 +426,8 @@ class Walk:
 
     def ruled(self, equation: Equation, operands: Sequence[Abstract]) -> list[Abstract]:
         """Returns the values of an operation's results, by its rule."""
-        # All dtypes are checked here, because some rules ignore dtypes, such as those of random
-        # keys.
+        # Dtypes without proofs, such as random keys, are refused here, because some rules ignore
+        # dtypes.
         for variable in equation.outvars:
             check_dtype(aval(variable).dtype)
         operation = operation_of(equation.primitive.name)
@@ -492,7 +494,8 @@ def located(refusal: RefusalError, equation: Equation, line: str) -> RefusalErro
     name, reason = equation.primitive.name, str(refusal)
     shapes = [f"{x.dtype}{list(x.shape)}" for x in map(aval, equation.invars)]
     remedy = operation_of(name).remedy
-    # Most reasons end with a remedy of their own.
+    # A reason of several sentences already ends with a remedy. Then only a remedy that is specific
+    # to this operation is added.
     if ". " not in reason or remedy != Operation().remedy:
         reason = f"{reason}. Remedy: {remedy}"
     text = f"{_NO_PROOF}{name}({', '.join(shapes)}){line}: {reason}{_SAMPLED}"

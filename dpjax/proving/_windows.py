@@ -90,7 +90,7 @@ class Windows:
         return any(map(any, self.padding)) or max(self.gaps, default=1) > 1
 
     def moves(self, axis: int) -> bool:
-        """Whether a result reads entries at other indices along an axis than its own."""
+        """Whether results may read entries whose index along an axis differs from theirs."""
         own = self.sizes[axis], self.strides[axis], self.gaps[axis], *self.padding[axis]
         return own != (1, 1, 1, 0, 0)
 
@@ -99,8 +99,9 @@ class Windows:
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         """Yields, for each tap (position in a window), the numbers that all windows read there.
 
-        Along an axis where each result reads only the entry at its own index, an array of length 1
-        keeps this length.
+        `array` may have length 1 along an axis, if one bound is valid for all entries. If each
+        result reads only the entry at its own index along this axis, the yielded arrays also have
+        length 1.
 
         Args:
             array: bounds on the entries of an array.
@@ -139,11 +140,12 @@ class Windows:
             )
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """Groups the taps t by the remainder of t * dilation modulo the step.
+        """Groups the taps t (positions in a window) by t * dilation modulo the step.
 
-        If `steps` are the strides, one entry of the array is read only at taps of one group: result
-        o reads entry o * stride + t * dilation at tap t. If `steps` are the gaps between entries,
-        one result reads entries only at taps of one group. At all other taps, it reads gaps.
+        Result o reads the padded array at o * stride + t * dilation. If `steps` are the strides,
+        all taps that read the same entry are in one group. If `steps` are the gaps, all taps at
+        which one result reads entries are in one group. At all other taps, the result reads only
+        the numbers between entries.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
@@ -313,7 +315,10 @@ class _Map:
         return np.swapaxes(total, 0, 1).reshape(*places, groups * outputs)
 
     def sums(self, sizes: np.ndarray) -> tuple[float, float]:
-        """Returns the largest sums of |A_ij| in a column and in a row; `sizes` bound the kernel."""
+        """Returns the largest sum of |A_ij| over a column of A, and the largest sum over a row.
+
+        `sizes` are upper bounds on the magnitudes of the entries of the kernel.
+        """
         columns = self._largest(sizes.sum(-1), self.windows.strides)
         return columns, self._largest(sizes.sum(-3), self.windows.gaps)
 
@@ -358,7 +363,13 @@ class _Map:
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
-    """A public kernel: the middle of its range, half its width, and its magnitudes."""
+    """A public kernel of a convolution.
+
+    Attributes:
+        middle: the middle of the range of each entry.
+        off: half the width of the range of each entry.
+        sizes: upper bounds on the magnitudes of the entries.
+    """
 
     middle: np.ndarray
     off: np.ndarray
@@ -383,7 +394,7 @@ def convolve(
 ) -> Abstract:  # fmt: skip
     """Returns the value of a convolution of records by a public kernel.
 
-    Its results are sums of products, in any order.
+    Each result is a sum of products, added in any order.
     """
     dtype = np.dtype(preferred_element_type or x.dtype)
     if not kernel.is_public or not kernel.is_finite:
