@@ -21,8 +21,9 @@ from dpjax._exact._kernels import sums_of_rows
 from dpjax._exact._limbs import Limbs, Wide
 from dpjax._exact._numerics import compute_dtype, float_limits
 
-# The grid follows from the exponent of `largest`, or from this exponent if it is greater, because
-# the inverse of the grid's step must be a finite float. The keys are the sizes of dtypes in bytes.
+# The step of the grid is computed from the exponent of `largest`. Smaller exponents are replaced by
+# this least exponent, because the inverse of the step must be a finite float. The keys of the
+# dictionary are the sizes of dtypes in bytes.
 _LEAST_EXPONENT = {4: -90, 8: -900}
 
 

@@ -29,7 +29,7 @@ def at_once(results: _Tree) -> _Tree:
 
 
 def reduced(results: _Tree) -> _Tree:
-    """Returns equal arrays that a reduction computes: a bitwise "or" of each array with zeros."""
+    """Returns the same arrays, computed by a reduction: a bitwise "or" of each with zeros."""
 
     def above_zeros(x: jax.Array) -> jax.Array:
         edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)
@@ -41,10 +41,10 @@ def reduced(results: _Tree) -> _Tree:
 def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
     """Returns `steps(arrays)`, computed in one loop; `steps` is elementwise and maps 0 to 0.
 
-    `reduced` appends zeros to each result. This function appends zeros to each operand instead,
-    which is equivalent because `steps` maps zeros to zeros. Then XLA fuses all operations, however
-    many results share them. A bitwise "and" makes the zeros. With `where` in its place, LLVM would
-    not vectorize table look-ups.
+    `reduced` appends zeros to each result. This function appends zeros to each operand instead.
+    This is equivalent, because `steps` maps zeros to zeros. Then XLA fuses all operations, even
+    those that many results share. The zeros are computed by a bitwise "and". If they were computed
+    by `where`, LLVM would not vectorize table look-ups.
     """
 
     def above_zeros(x: jax.Array) -> jax.Array:
@@ -80,7 +80,8 @@ def _by_reduction(x: jax.Array) -> jax.Array:
     return reduced(x) if whole else lax.optimization_barrier(x)
 
 
-# JAX cannot differentiate a bitcast, so the rule below gives the derivative, that of the identity.
+# JAX cannot differentiate a bitcast. This function returns x unchanged, so the rule below returns
+# the derivative of the identity.
 @jax.custom_jvp
 def _float_by_reduction(x: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(x, _INTEGERS[x.dtype.name])

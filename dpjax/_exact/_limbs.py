@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from dpjax._exact._kernels import sums_of_rows
 
-# `scale` multiplies by fractions, integers divided by 2^FRACTION_BITS.
+# `scale` multiplies by fractions of the form k / 2^FRACTION_BITS, where k is an integer.
 FRACTION_BITS = 30
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32

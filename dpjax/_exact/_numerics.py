@@ -18,8 +18,9 @@ from jax.typing import ArrayLike, DTypeLike
 _LEAST = np.finfo(np.float32).tiny
 # A generous bound on the relative error of SciPy's inverse incomplete beta functions.
 _BETA_ROUNDING = 1e-9
-# The ranks of points in a `TailBand` grow by this factor. For an x between two points, the limit of
-# the lower point is used. It exceeds the limit of a point at x by at most about this factor.
+# The ranks of the points in a `TailBand` grow by this factor. An x between two points gets the
+# limit of the lower point. If x itself were a point, its limit would be smaller, but by at most
+# about this factor.
 _RATIO = 1.05
 # A bound on the relative rounding error of a sum of products of numbers in [0, 1].
 _SUM = 1e-12
@@ -74,9 +75,9 @@ def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = Fa
 
     With `or_equal`, equal entries count, too.
 
-    NaN compares as neither smaller nor larger than any number. `jnp.searchsorted` would treat NaN
-    as the largest number. It also takes three times as long, because it tracks both ends of an
-    interval.
+    No number is below NaN, and NaN is below no number. But `jnp.searchsorted` would treat NaN as
+    the largest number. `jnp.searchsorted` also takes three times as long, because it tracks both
+    ends of an interval.
     """
     ascending, compare = jnp.asarray(ascending), jnp.less_equal if or_equal else jnp.less
 
@@ -105,9 +106,9 @@ def bisected(
         more = found + (jnp.int32(1) << (digits - 1 - i))
         return jnp.where((more <= count) & before(jnp.minimum(more, count) - 1), more, found)
 
-    # Under `shard_map`, if the results of a loop vary over devices, its initial carry must be an
-    # array that varies, too. So the first digit is computed from the data, before the loop. It
-    # starts from a scalar, so that XLA does not fold a constant array of full size.
+    # Under `shard_map`, if the results of a loop vary over devices, the initial carry must be an
+    # array that varies, too. So the first digit is computed from the data, before the loop. The
+    # count before the first digit is a scalar 0, because XLA would fold a constant array of zeros.
     return lax.fori_loop(1, digits, digit, digit(0, jnp.int32(0)))
 
 

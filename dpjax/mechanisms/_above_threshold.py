@@ -212,7 +212,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         return jnp.clip(jnp.where(jnp.isnan(answers), 0, answers), -high, high)
 
     def range(self) -> tuple[Scalar, Scalar]:
-        """The interval to which answers are clamped: up to about 10^13 sensitivities from 0."""
+        """The interval of the clamped answers. Its ends are over 10^13 sensitivities from 0."""
         exponent = self._noise().numbers.exponent
         high = as_number(power_of_two(exponent, jnp.result_type(float)) * 2.0**61)
         return -high, high

@@ -440,9 +440,10 @@ Multiplier = Callable[[Scalar, Scalar], Scalar]
 _COVERED = 2.0**-40
 _FACTOR = 8  # The scale is increased by this many times the largest measured error.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
-# Relative steps, from 2^-8 to 2^-48, to the nearby parameters of this comparison. A step up is
-# longer than a step down by the irrational factor `_LONGER`, because equal steps could miss errors
-# that are symmetric about the parameter.
+# To measure its error, a formula is compared with its values at nearby parameters. These are the
+# relative distances to the nearby parameters, from 2^-8 to 2^-48. A step up is longer than a step
+# down by the irrational factor `_LONGER`, because equal steps could miss errors that are symmetric
+# about the parameter.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
 # The least epsilon that is accepted. A formula may subtract logarithms, whose magnitudes reach 745
 # in float64. For a smaller epsilon, rounding could make the formula equally wrong at all nearby
@@ -493,9 +494,9 @@ def _lost_around(
 
     If a formula f is smooth, its value at x is nearly on the straight line through two nearby
     values. For a relative step s, twice the relative deviation is about c s^2 |x^2 f''(x) / f(x)|,
-    with c = `_LONGER`. Up to c s^2 (64 + x^2) counts as curvature, which is enough for x^-7 (56 c
-    s^2) and for e^x (c s^2 x^2). The excess counts as rounding error. Several steps are tried,
-    because an error need not show at every step.
+    with c = `_LONGER`. A deviation of up to c s^2 (64 + x^2) is attributed to the curvature of f.
+    This is enough for x^-7, with a deviation of 56 c s^2, and for e^x, with c s^2 x^2. The rest is
+    attributed to rounding. Several steps are tried, because an error need not show at every step.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):
@@ -530,7 +531,7 @@ def _traced(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> jax.Array
 
 
 def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> tuple[float, float]:
-    """Returns the largest relative error of a formula in tests, and the epsilon where it occurs."""
+    """Returns a formula's largest relative error at random parameters, and the epsilon there."""
     generator = np.random.default_rng(0)
     epsilons = _between(generator, *_EPSILONS)
     deltas = _between(generator, *_DELTAS) if delta is None else np.full(_TRIED, delta)

@@ -170,7 +170,7 @@ def evaluate_on_lattice(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OnLattice:
-    """A target whose value is the function of another target, evaluated on a lattice."""
+    """A target that evaluates, at lattice points, the function that another target returns."""
 
     target: Callable[[Database], Callable[[jax.Array], Value]]
     degree: int
@@ -368,7 +368,10 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds the errors of lattice values, or of polynomials on the cube if `everywhere`."""
+        """Bounds the errors of the values at lattice points.
+
+        If `everywhere`, it bounds the errors of the polynomials at all points of the cube.
+        """
         bounds = super()._errors(arrays, calibration, quantile, everywhere=everywhere)
         growth = sup_norm_growth(self.degree, self.dims, self.order) if everywhere else 1.0
         return jax.tree.map(lambda bound: growth * bound, bounds)

@@ -64,10 +64,10 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
 
     The result is None if delta does not cover the probability that the noise tables omit.
 
-    The scale that is actually drawn has margins for rounding and for tables. If they were computed
-    for a sensitivity and an epsilon that are not larger, they are large enough here: both margins
-    shrink, relative to the scale, as sensitivity and epsilon grow. So the result is valid for the
-    drawn noise (docs/proofs/exact-noise.md, section "The scale that covers everything").
+    The scale that is actually drawn has margins for rounding and for the errors of tables. Relative
+    to the scale, both margins shrink as sensitivity and epsilon grow. So margins are large enough
+    if they were computed for the same or a smaller sensitivity and epsilon. Then the result is
+    valid for the drawn noise (docs/proofs/exact-noise.md, "The scale that covers everything").
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:
@@ -122,7 +122,7 @@ def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
 
 
 def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
-    """Returns log delta at x, which is an integral, by quadrature."""
+    """Returns log delta at x. Delta is an integral, computed by quadrature."""
     root = numpy.sqrt(2 * epsilon)
     upper = numpy.arcsinh(x / root)
     # Below `lower`, the integrand is at most exp(-depth) times its largest value, because one of

@@ -160,16 +160,18 @@ class OnGrid(abc.ABC):
     def effective_scale(
         self, shape: tuple[int, ...] | None = None, *, like: PyTree = None
     ) -> PyTree:
-        """The scale of the noise that is drawn, which is slightly above the nominal scale b.
+        """The scale of the drawn noise. It is slightly above the nominal scale b.
 
         The excess covers rounding to the grid, and the errors of the noise's tables. For
-        selections, the scale is the gap in score that makes an option e times less likely.
+        selections, the scale is a difference of scores: if the score of an option is lower by this
+        difference, the option is e times less likely.
 
-        Let T be the number of lattice points in a scale: 2^43, or 2^35 for Gaussian noise. Let
-        ||1|| be the norm of a vector of ones. For floats, the relative excess over b is at most
-        .01% + 2.5 sqrt(b ||1|| / (T Delta)), if the second term is below 10%. For Laplace noise on
-        d coordinates, the second term is 8.5e-7 sqrt(d / epsilon). Integers are not rounded, and
-        their scale exceeds b by at most .01% and 2 b / T.
+        One scale spans T points of the noise's lattice: T is 2^35 for Gaussian noise, and 2^43 for
+        other noise. Let Delta be the sensitivity, and ||1|| the norm of a vector of ones. For
+        floats, the relative excess over b is at most .01% + 2.5 sqrt(b ||1|| / (T Delta)), if the
+        second term is below 10%. For Laplace noise on d coordinates, the second term is 8.5e-7
+        sqrt(d / epsilon). Integers are not rounded, and their scale exceeds b by at most .01% and
+        2 b / T.
 
         Args:
             shape: the shape of a value of JAX's default float; () by default.
@@ -202,8 +204,8 @@ def whole(bound: Scalar) -> Scalar:
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
-# Discrete Laplace noise has no family of its own: its privacy profile can be as large as that of
-# any epsilon-DP mechanism, which is "pure".
+# Discrete Laplace noise is in the family "pure", because its privacy profile can be as large as
+# that of any epsilon-DP mechanism.
 _FAMILIES: dict[Noise, LossFamily] = {
     LAPLACE: "laplace",
     DISCRETE_LAPLACE: "pure",
@@ -217,9 +219,9 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     The noise is added to the value, or to a linear map of the value. For a linear map, a subclass
     sets `_is_mapped`. Then `_before_noise` applies the map, `_after_noise` applies its inverse, and
     `_noisy` recovers the noisy arrays from an output. Sensitivity, norm, grid, scale, range and
-    density are then about the mapped arrays. Audits call `grids` for outputs and `clamped` for
-    values, so a subclass with a map may override these methods. A subclass may also override
-    `_calibration`.
+    density then refer to the mapped arrays. But audits need the grids of outputs and the clamp of
+    values, which are not mapped. So a subclass with a map may override `grids` and `clamped`. Any
+    subclass may override `_calibration`.
 
     Attributes:
         sensitivity: the sensitivity of the arrays that get noise.

@@ -67,8 +67,8 @@ class OraclePlausibility:
         counts: the counts of the records in the bins, with noise; integers that may be negative.
 
     Formal guarantees:
-        As for the mechanism that released it. A small p-value is evidence against the oracle. A
-        large p-value proves nothing.
+        Those of the mechanism that released this result. A small p-value is evidence against the
+        oracle. A large p-value proves nothing.
     """
 
     p_value: jax.Array

@@ -33,8 +33,8 @@ class PosteriorSampler(SelectionMechanism):
     def temperature(self) -> Scalar:
         """max(1, sensitivity / epsilon). The likelihood is raised to the power 1 / temperature.
 
-        At temperature 1, parameters are drawn from the posterior itself, up to the small excess of
-        `effective_scale` over 1.
+        At temperature 1, parameters are drawn from the posterior itself, with a small deviation:
+        the temperature that is actually used is `effective_scale`, which is slightly above 1.
         """
         needed = self._most_range / self.epsilon
         return jnp.maximum(needed, 1) if _checks.is_traced(needed) else max(float(needed), 1.0)

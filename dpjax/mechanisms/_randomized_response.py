@@ -340,9 +340,10 @@ def unary_encoding(
     - "symmetric": each bit flips with probability 1 / (e^(epsilon / 2) + 1).
 
     `dpjax.queries.frequencies` estimates frequencies from the reports. For optimized flips, the
-    variance of an estimate is about 4 e^epsilon / (n (e^epsilon - 1)^2), for any K. If K is above
-    3 e^epsilon + 2, this is less than for `randomized_response`. Probabilities are multiples of
-    2^-32, and the probabilities of lies are rounded up. There is no floating-point arithmetic.
+    variance of an estimate is about 4 e^epsilon / (n (e^epsilon - 1)^2), for any number K of
+    categories. If K is above 3 e^epsilon + 2, this is less than for `randomized_response`.
+    Probabilities are multiples of 2^-32, and the probabilities of flips are rounded up. There is no
+    floating-point arithmetic.
 
     Args:
         epsilon: above 0, at most 22.

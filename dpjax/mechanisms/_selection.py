@@ -157,9 +157,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon / self.count,
             self._rounding(arrays),
-            # The proof charges the error of the noise tables this many times: once for each of two
-            # neighbors. With groups, a replaced record changes two groups, so it charges four
-            # times.
+            # How many times the proof charges the error of the noise tables. Without groups, this
+            # is once for each of the two neighbors. With groups, it is twice for each of them,
+            # because a replaced record changes two groups.
             4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -259,9 +259,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return log_prob_of_index(self.rule.log_pmf(logits), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array, calibration: Calibration) -> jax.Array:
-        """Returns each response's log weight minus its gap to the best score, over the scale.
+        """Returns log(weight / largest weight) - (best score - score) / scale for each response.
 
-        The scale is the one with which a response is drawn, including all margins.
+        Responses are drawn with this scale, which includes all margins.
         """
         # Only responses with a positive weight count for the best score.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
@@ -282,10 +282,10 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         """A bound on the gap between the best score and the score of the selected response.
 
         A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)). With
-        weights, this bound is multiplied by the ratio of the largest to the smallest weight. If
-        `simultaneous`, the gap of the selected response is within the bound with probability at
-        least `confidence`. Otherwise the statement is about any single response: if its gap is
-        beyond the bound, it is selected with probability at most 1 - `confidence`.
+        weights, this probability may be larger by the factor (largest weight) / (smallest weight).
+        If `simultaneous`, the selected response has a gap within the bound with probability at
+        least `confidence`. Otherwise the confidence is for each response alone: a response with a
+        gap beyond the bound is selected with probability at most 1 - `confidence`.
 
         Args:
             confidence: in (0, 1).
@@ -382,8 +382,9 @@ def exponential(
 
     The implementation uses rejection sampling: a uniformly random r is accepted with probability
     exp(epsilon (score_r - best) / (2 Delta)), otherwise another r is drawn. So the running time
-    depends slightly on the scores. `permute_and_flip` has the same guarantee, its running time does
-    not depend on the scores, and its expected gap is never larger.
+    depends slightly on the scores. `permute_and_flip` has the same guarantee, and its running time
+    does not depend on the scores. Its expected gap between the best score and the selected score is
+    never larger.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
@@ -489,7 +490,8 @@ def permute_and_flip(
 
     Here p_r = exp(epsilon (score_r - best) / (2 Delta)). The implementation adds exponential noise
     to epsilon score_r / (2 Delta), and selects the largest sum, which has the same distribution.
-    The expected gap is at most as large as for the exponential mechanism, and can be half as large.
+    The expected gap between the best score and the selected score is at most as large as for the
+    exponential mechanism, and can be half as large.
 
     Args:
         sensitivity: as for `exponential`.

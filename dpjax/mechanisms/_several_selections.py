@@ -95,7 +95,11 @@ def select_each(
 
 
 def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
-    """Returns the norm of a sensitivity if selections accept this norm, or else "linf"."""
+    """Returns the norm of a sensitivity.
+
+    The result is "linf" for a number, and for a sensitivity in a norm that selections do not
+    accept.
+    """
     found: Norm = getattr(sensitivity, "norm", "linf")
     return found if found in ("range", sum_of_group_maxima) else "linf"
 

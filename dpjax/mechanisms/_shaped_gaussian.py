@@ -198,7 +198,7 @@ def shaped_gaussian(
         )
     if not isinstance(sensitivity.norm, NoiseShape):
         raise ValueError(
-            "sensitivity must be in the norm of a NoiseShape, got one in"
+            "sensitivity must be in the norm of a NoiseShape, got a sensitivity in the norm"
             f" {norm_name(sensitivity.norm)}: sample it with norm=dpjax.noise_shape(...)"
         )
     isotropic = gaussian(dataclasses.replace(sensitivity, norm="l2"), epsilon, delta, noise=noise)

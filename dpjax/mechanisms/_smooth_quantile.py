@@ -116,9 +116,9 @@ def discounts(decay: jax.Array, most: int) -> jax.Array:
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
     """Returns how many replacements make the local sensitivity exceed a bound; n + 1 if none do.
 
-    `bound` is in steps. Replacing one record changes the result by at most 1. Let x be the sorted
-    records. For every i up to the rank, a binary search finds the first j at or above the rank with
-    x_j - x_i > bound.
+    `bound` is in steps of the grid. If one record is replaced, the returned number changes by at
+    most 1. Let x be the sorted records. For every i up to the rank, a binary search finds the first
+    j at or above the rank with x_j - x_i > bound. Then j - i - 1 replacements are enough.
     """
     left = records.steps[: rank + 1]
     right = records.steps[rank:]
@@ -248,7 +248,7 @@ class SmoothQuantile(QuantileMechanism):
         return (jnp.frexp(width)[1] - bits).astype(jnp.int32)
 
     def _measured(self, value: jax.Array) -> tuple[OrderedRecords, int, GridFit]:
-        """Returns the sorted records, the rank of the quantile, and the fit of its noise."""
+        """Returns the sorted records, the rank of the quantile, and the scale of the noise."""
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         rank = rank_of(self.probability, records.n)
         smooth = smooth_bound(records, rank, self.decay)
@@ -326,7 +326,7 @@ def smooth_quantile(
     The global sensitivity of a quantile is upper - lower. The local sensitivity is small if many
     records are near the quantile. S(x) is the maximum, over all databases y, of the local
     sensitivity of y times e^(-beta d), where d is the number of records in which y and x differ.
-    The value of the mechanism is the array of records, not the quantile.
+    The mechanism takes the array of records, not their quantile.
 
     Args:
         epsilon: finite, above 0.
@@ -399,8 +399,8 @@ def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
 
     Let u = epsilon / 2. beta is the largest number up to u such that (1 - e^-beta) e^(-(u + beta) /
     (e^beta - 1)) is at most delta. This expression grows with beta, so a bisection finds beta from
-    below. It compares logarithms. `_SLACK` covers their rounding errors in float32: there is no
-    cancellation. `_MARGIN` covers errors of the noise's tables.
+    below. It compares logarithms. `_SLACK` covers the rounding errors of these logarithms in
+    float32. They are small, because nothing cancels. `_MARGIN` covers errors of the noise's tables.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np

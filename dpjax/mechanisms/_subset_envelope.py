@@ -2,10 +2,10 @@
 
 docs/proofs/subset-envelope.md has the proofs.
 
-The records are divided into blocks, and the program is evaluated on subsets of the blocks. The loss
-of a number y is the least number of blocks whose removal, with all subsets that contain them,
-leaves no result above y. Changing one block changes the loss by at most 1, for any program
-(docs/proofs/subset-envelope.md).
+The records are divided into blocks, and the program is evaluated on subsets of the blocks. Removing
+a block also removes every subset that contains the block. The loss of a number y is the least
+number of blocks to remove until no remaining subset has a result above y. Changing one block
+changes the loss by at most 1, for any program (docs/proofs/subset-envelope.md).
 """
 
 import dataclasses
@@ -64,9 +64,10 @@ class BlockDesign:
 
     @property
     def most_losses(self) -> int:
-        """Returns T, the largest possible loss: how many blocks to remove until no subset is left.
+        """Returns T, the largest possible loss.
 
-        These are all but `size - 1` blocks of each group.
+        It is the least number of blocks to remove until no subset is left. Then each group has
+        `size - 1` blocks left.
         """
         return sum(length - self.size + 1 for length in self.lengths)
 
@@ -182,7 +183,7 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# As the argument `size` of `evaluate`, this number of bytes makes it run one evaluation at a time.
+# If `size` is this number of bytes, `BlockDesign.evaluate` runs one evaluation at a time.
 _ALONE = 2**62
 # This factor covers the float32 rounding errors of the odds in `SubsetEnvelope.outside`.
 _OUTWARD = 1 + 2.0**-12
@@ -294,8 +295,8 @@ class SubsetEnvelope(SensitivityMechanism):
         # runs code on the host is evaluated on one subset at a time.
         size = _ALONE if program.calls_host else program.largest_array
         results = self.design.evaluate(one, value, size)
-        # Replacing NaN by a constant preserves the guarantee: the program with this replacement is
-        # another program, and the proof is valid for any program.
+        # Replacing NaN by a constant preserves the guarantee. It only defines another program, and
+        # the proof is valid for any program.
         results = jnp.where(jnp.isnan(results), -jnp.inf, results)
         inner = np.linspace(self.lower, self.upper, self.candidates + 1)[1:-1]
         thresholds = self.design.thresholds(results)
@@ -332,12 +333,13 @@ class SubsetEnvelope(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def scores(self, value: Value) -> jax.Array:
-        """The score of every candidate: how close T / 2 is to the losses at its two ends.
+        """The score of every candidate. The best possible score is 0.
 
-        The score is minus the distance of T / 2 from the range between both losses. T is the
-        largest possible loss, and `dpjax.subset_envelope` explains losses. The best score is 0.
-        Scores are as private as the records. Call this method on public or simulated records to see
-        which candidates a release would probably select.
+        A candidate is an interval, and each of its two ends has a loss, which
+        `dpjax.subset_envelope` explains. The score is minus the distance of T / 2 from the range
+        between these two losses, where T is the largest possible loss. Scores are as private as the
+        records. Call this method on public or simulated records to see which candidates a release
+        would probably select.
 
         Args:
             value: a pytree of arrays of records.
@@ -356,9 +358,10 @@ class SubsetEnvelope(SensitivityMechanism):
         return jnp.where(output.value == middle, found, -jnp.inf)
 
     def grids(self, value: Value) -> PyTree:
-        """The spacing of indices, which is 1. Values are middles of intervals, on no grid: 0.
+        """The grid spacings of an output: 1 for its index, and 0 for its value.
 
-        It does not depend on `value`.
+        0 means no grid, because the value of an output is the middle of an interval. The spacings
+        do not depend on the argument `value`.
         """
         del value
         return Candidate(jnp.float32(1), jnp.float32(0))
@@ -378,12 +381,13 @@ def subset_envelope(
     """Releases the result of any program, without a sensitivity, an oracle or a model of the data.
 
     The mechanism cuts the records into blocks, and assigns the blocks to groups. It runs the
-    program on the records of every subset: every set of `size` blocks within a group. The loss of a
-    number y is the least number of blocks whose removal, with all subsets that contain them, leaves
-    no result above y. It decreases from T, the largest possible loss, to 0 as y grows. The release
-    is an interval, a candidate, near which the loss is likely to fall below T / 2. With size=1 this
-    is sample-and-aggregate with a median. Larger subsets have more records, so their results are
-    closer to the result on all records.
+    program on the records of every subset: every set of `size` blocks within a group. Removing a
+    block also removes every subset that contains the block. The loss of a number y is the least
+    number of blocks to remove until no remaining result is above y. As y grows, the loss decreases
+    from T, the largest possible loss, to 0. A candidate is an interval. The release is a candidate
+    near which the loss is likely to fall below T / 2. With size=1 this is sample-and-aggregate with
+    a median. Larger subsets have more records, so their results are closer to the result on all
+    records.
 
     Args:
         target: maps a pytree of arrays with a leading axis of records to one number. It runs on

@@ -40,8 +40,8 @@ from dpjax.proving._slots import (
 from dpjax.proving._value import Abstract, Pending, RefusalError, Tighter, constant, meet, over
 from dpjax.proving._walk import Step, Walk
 
-# Functions with a lemma that treat each entry of an array separately, mapped to the index of this
-# array among their operands.
+# Functions that have a lemma and treat each entry of one operand separately. The values of this
+# dictionary are the indices of these operands.
 _LOOK_UPS = {"searchsorted": 1, "_interp": 0}
 
 
@@ -87,13 +87,17 @@ class PaddedWalk(Walk):
     def sharpened(
         self, scope: Any, equation: Any, operands: Any, outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """Does not sharpen `outputs`: cells and lemmas do not say what depends on the slots."""
+        """Returns `outputs` unchanged, because cells and lemmas say nothing about the slots."""
         return outputs
 
     def outputs(
         self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Tracked]
     ) -> list[Tracked]:
-        """Returns the values of an operation's results, by its inner program or by its rules."""
+        """Returns the values of an operation's results.
+
+        If the operation has an inner program, this program is walked. Otherwise the rules of the
+        operation apply.
+        """
         if inner := called(equation):
             found = self._exact_sum(equation, inner, operands)
             found = found or self._looked_up(equation, operands)

@@ -71,7 +71,9 @@ class Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """The coordinates of a record in all arrays of a database. Builds and halves their boxes.
+    """The coordinates of a record in all arrays of a database.
+
+    The methods make boxes and halve them. A box is a product of intervals, one for each coordinate.
 
     Attributes:
         shapes: the shape of one record in each array.
@@ -270,7 +272,7 @@ def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
         a, b = boxes.least[rows, None], boxes.most[rows, None]
         moves = np.maximum(b - least, most - a)
         found[rows] = norms(moves * (1 + 2.0**-40), norm).max(1)
-    # NaN becomes infinite, because a maximum over bounds would ignore it.
+    # NaN is replaced by infinity, because a later maximum of bounds may ignore NaN.
     return np.where(found >= 0, found, np.inf)
 
 
@@ -380,9 +382,12 @@ class _Farthest:
 
 
 class Split(NamedTuple):
-    """An array computed for each record alone, how far apart its rows are, and tighter bounds.
+    """The result of the search over boxes, for an array whose rows each depend on one record.
 
-    The tighter bounds are for the proof of the whole program.
+    Attributes:
+        part: the array.
+        diameter: bounds on the distance of any two rows.
+        tighter: for the proof of the whole program, bounds that are tighter than those of a walk.
     """
 
     part: Part
@@ -432,7 +437,7 @@ def enclosures(
     if isinstance(public, PaddedRecordBounds):
         rows = inputs_of(inputs, public)
     # This walk uses no lemmas, so it may refuse an operation that combines records. By then, it has
-    # found all arrays that are computed for each record alone before this operation.
+    # found all earlier arrays whose rows each depend on one record.
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, consts, [None] * (len(jaxpr.invars) - len(rows)) + rows)
     coordinates = coordinates_of(inputs, public)

@@ -62,7 +62,10 @@ class Base:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cells:
-    """For each cell of a base array, the interval of another array where the base is in this cell.
+    """Bounds on an array: one interval for each cell of a base array.
+
+    If an entry of the base is in a cell, the array's entry at the same index is in the interval of
+    this cell.
 
     Attributes:
         base: the array whose range is cut into cells.
@@ -93,7 +96,7 @@ class Cells:
         return np.where(np.asarray(d) > 0, found, 0.0)
 
     def over(self, x: Abstract) -> Abstract:
-        """Tightens the bounds on the range and change of `x` by what these intervals imply."""
+        """Returns `x` with a range and bounds on its change that are tightened by the intervals."""
         base = self.base.value
         same = base.axis == x.axis and len(base.shape) == len(x.shape)
         ends = float(self.low.min()), float(self.high.max())
@@ -101,9 +104,9 @@ class Cells:
             return meet(x, *ends)
         ds = base.changed, base.others
         changed, others = ((self.farthest(d.each), math.inf, math.inf) for d in ds)
-        # A compiler may start a sum of floats at a number that the program adds later (see
-        # `counted`). Then an entry of the array may change although the same entry of the base does
-        # not change.
+        # A compiler may use a number that the program adds later as the initial value of a sum of
+        # floats (see `counted`). Then an entry of the array may change although the same entry of
+        # the base does not change.
         exact = x.shape == base.shape and (base.whole or not base.pending.starts)
         counts = [d.count if exact else math.inf for d in ds]
         return meet(x, *ends, changed, others, counts=counts)
@@ -194,9 +197,9 @@ def _by_cell(
         for k in range(3)
     )
     for k in range(1, len(operands) if chooses else 0):
-        # If a case is certainly not chosen in a cell, its interval in this cell does not matter, so
-        # an unknown interval becomes [0, 0]. A known interval is kept, because another operand may
-        # be the same array.
+        # The array `left` says in which cells case k is certainly not chosen, and its interval is
+        # unknown. This interval does not matter, so it becomes [0, 0]. A known interval stays as it
+        # is, because the same array may also be another operand.
         left = goods[0] & ~goods[k] & ((lows[0] > k - 1) | (highs[0] < k - 1))
         goods[k] |= left
         lows[k][left] = highs[k][left] = 0.0
@@ -254,8 +257,8 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     An entry of the result may change wherever an entry of an operand changes.
     """
     xs = aligned(*operands)
-    # `held` has intervals on the cells of one or several base arrays. If some base has intervals on
-    # all of its cells, the other bases are ignored, because they cover only a part of the results.
+    # `held` has intervals for the cells of one or several base arrays. If all intervals of a base
+    # are known, they contain all results. Then bases with unknown intervals are ignored.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)
@@ -284,8 +287,9 @@ def transfer(
     start, places, updates = operands
     added = name in ("scatter-add", "scatter_add")
     known = start.is_known and updates.is_known and len(updates.shape) == 1
-    # Each record must have one place. `scatter-add` must add 1 there. `scatter` must set a number
-    # that is 1 more than every entry of `start`, which says whether a record has this place.
+    # Each record must have one place. `scatter-add` must add 1 at this place. `scatter` must set a
+    # number that is 1 more than every entry of `start`. Then an entry of the result says whether a
+    # record has this place.
     known = known and places.shape == (*updates.shape, len(found.shape))
     by = updates.low if added else np.subtract.outer(updates.low, start.low)
     if name not in ("scatter", "scatter-add", "scatter_add") or not known or (by != 1).any():

@@ -201,7 +201,7 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
         np.broadcast_arrays(*(np.where(out, -math.inf, x.high) for out, x in zip(left, values)))  # noqa: B905
     )
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise RefusalError("the chosen value may be infinite or NaN")
+        raise RefusalError("the value that this operation selects may be infinite or NaN")
     width = rounding.up(over(high - low, choice.axis))
     whole = all(x.whole for x in values)
     flush = 0.0 if whole else 4 * rounding.tiny(values[0].dtype)
@@ -285,7 +285,8 @@ def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
         )
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
-    # If a compiler drops the cast to 16 bits, the cast back may round the number instead.
+    # A cast from 16 bits may round, too. If a compiler drops the earlier cast to 16 bits, the cast
+    # from 16 bits is applied to the number before both casts.
     theta = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6)
     found = lipschitz((x,), (x.low, x.high), (1.0,), dtype=dtype, relative=theta, whole=held)
     return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

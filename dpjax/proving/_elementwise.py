@@ -134,8 +134,8 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
     A compiler may rewrite (x + c) + d as x + (c + d). The rounding error of c + d is the same for
     f(D) and f(D'), so it widens only the range. If the first operand is a sum, a compiler may also
-    use the second operand as the initial value of this sum. Then all additions of the sum round
-    numbers as large as the second operand.
+    use the second operand as the initial value of this sum. Then each addition of the sum may have
+    the rounding error of a number as large as the second operand.
     """
     a, b = aligned(first, second)
     dtype = a.dtype
@@ -161,8 +161,8 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 def vanishing(x: Abstract, bits: float) -> Abstract:
     """Widens the bounds on a product x, because a device may flush a factor to 0.
 
-    The device may flush a tiny factor before it multiplies it by the other factors, whose product
-    is at most 2^bits.
+    The device may replace a tiny factor by 0 before the multiplication. The product of the other
+    factors is at most 2^bits.
     """
     if x.whole or not bits:
         return x
@@ -219,7 +219,8 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
     """Returns the value of x^y for a public integer y; for y < 0, it is 1 / x^-y."""
     if y < 0:
         found = quotient(constant(np.ones((), x.dtype)), integer_power(x, -y))
-        # `off` would cover only the rounding of the quotient, but the power is also rounded.
+        # `off` would bound only the rounding error of the quotient, so it is removed: the power
+        # x^-y is rounded, too.
         return dataclasses.replace(found, off=None)
     if y == 0:
         ones = np.ones((1,) * len(x.shape))
@@ -315,9 +316,9 @@ def _check_divisor(b: Abstract) -> None:
 def _of_whole_numbers(
     operands: tuple[Abstract, Abstract], ends: tuple[Array, Array], moved: Callable[[Array], Array]
 ) -> Abstract:
-    """Returns the value of an exact function of an integer and a public divisor.
+    """Returns the value of an integer quotient or remainder, which is exact.
 
-    If the integer changes by d, the result changes by at most moved(d).
+    The divisor is public. If the dividend changes by d, the result changes by at most moved(d).
     """
     apart = math.inf if operands[0].apart else 0.0
     low, high = np.broadcast_arrays(*ends)

@@ -39,13 +39,13 @@ _KINDS = ExactSum, ExactCumulative, ExactWindows, ExactVariance, ExactScatter
 
 @dataclasses.dataclass(frozen=True)
 class VarianceOf:
-    """A variance in a program: its exact form, and the variable whose variance it is.
+    """How a program computes an exact variance of a variable, and where the variable is.
 
     Attributes:
         kind: the exact variance.
         source: the index of the operation that computes the variable; -k if the variable is the
             k-th input from the end.
-        output: which of the results of this operation it is.
+        output: the index of the variable among the results of this operation.
     """
 
     kind: ExactVariance
@@ -81,7 +81,7 @@ Sums = dict[Path, Planned]
 def planned(equation: Equation, operands: Sequence[Abstract]) -> Planned | None:
     """Returns the exact form of an operation that sums over records.
 
-    The result is None for other operations, and for sums for which floats are as accurate.
+    The result is None for other operations, and for sums that are accurate enough in floats.
 
     Raises:
         RefusalError: if integers cannot represent the terms.
@@ -91,7 +91,10 @@ def planned(equation: Equation, operands: Sequence[Abstract]) -> Planned | None:
 
 
 def with_sum(sums: Sums, path: Path, plan: Planned) -> None:
-    """Stores the exact form of an operation. In a loop, one range covers the terms of all steps."""
+    """Stores the exact form of the operation at a path.
+
+    In a loop, all steps have the same path. The stored range contains the terms of all steps.
+    """
     old = sums.get(path)
     if not isinstance(plan, VarianceOf) and type(old) is type(plan):
         plan = dataclasses.replace(plan, exponent=max(plan.exponent, old.exponent))  # type: ignore[union-attr]

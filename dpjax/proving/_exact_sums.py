@@ -56,7 +56,7 @@ OF_FLOAT64 = 16 * 2.0**-53
 
 
 class Named:
-    """A program whose name encodes its fields, so that a walk recognizes it."""
+    """A program whose name encodes its fields, so that the fields can be read from a jaxpr."""
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class ExactSums(Named):
         raise NotImplementedError
 
     def check(self, x: Abstract) -> None:
-        """Refuses terms for which XLA miscompiles these sums."""
+        """Raises `RefusalError` for terms whose sums XLA would miscompile."""
 
     def __call__(self, terms: jax.Array) -> jax.Array:
         def exact_sums(terms: jax.Array) -> jax.Array:
@@ -139,9 +139,10 @@ def sums_over(arrays: Sequence[jax.Array], axes: Sequence[int]) -> list[jax.Arra
     """Returns the sums of several arrays of integers over axes, in one vectorized loop.
 
     XLA:CPU computes a reduction of one array in several passes over memory, but reductions of
-    several arrays in one loop. So both halves of an array are summed side by side, and an array
-    whose length is odd is summed twice. XLA:CPU divides the entries of a result among threads. So
-    the result has several parts, which are added at the end.
+    several arrays in one loop. So one loop sums both halves of an array. An array of odd length
+    cannot be halved, so the loop sums it twice, and one of the two equal sums is dropped. XLA:CPU
+    divides the entries of a result among threads. So the result has several parts, which are added
+    at the end.
     """
     axis = min(axes)
     parts = math.gcd(arrays[0].shape[axis], _PARTS)
@@ -210,9 +211,9 @@ def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
 
 
 def _on_the_grid(x: Abstract, kind: ExactSums, off: float) -> Abstract:
-    """Returns the abstract value of the terms on the grid, divided by the divisor.
+    """Returns the abstract value of terms that are rounded to the grid and then divided.
 
-    A term that is always 0 is on the grid, so it has no error.
+    A term that is always 0 is on the grid, so it is not rounded.
     """
     scale, off_grid = 1 / kind.divisor, np.where(x.magnitude > 0, off, 0.0)
     low, high = rounding.widened(x.low - off_grid, x.high + off_grid, np.zeros(()))
@@ -249,9 +250,9 @@ def most_off(x: Abstract, count: int, exponent: int) -> float:
 def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
     """Bounds the distance of a number to the nearest float, for magnitudes up to `largest`.
 
-    Let 2^e be the largest power of two up to `largest`. Numbers up to 2^e are within 2^(e - 1) u of
-    the nearest float. Larger numbers are within 2^e u, but a number just above 2^e is rounded to
-    2^e.
+    Let u be the unit roundoff, and 2^e the largest power of two up to `largest`. A number up to 2^e
+    is within 2^(e - 1) u of the nearest float. A larger number x is within 2^e u of the nearest
+    float, and also within x - 2^e, because 2^e is a float.
     """
     power = np.exp2(np.frexp(largest)[1] - 1.0)  # The largest power of 2 that is at most `largest`.
     return np.minimum(np.maximum(power * unit / 2, largest - power), power * unit)
@@ -263,7 +264,7 @@ def is_over_records(x: Abstract, axes: Sequence[int]) -> bool:
 
 
 def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | None:
-    """Returns the exponent of the range of a sum's terms; None if floats are as accurate.
+    """Returns e, for a sum of terms in [-2^e, 2^e]; None if a float sum is accurate enough.
 
     Raises:
         RefusalError: if integers cannot represent the terms.
@@ -272,7 +273,7 @@ def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | Non
 
 
 def planned_sum(x: Abstract, axes: Sequence[int], **_: Any) -> ExactSum | None:
-    """Returns the exact form of a sum over the records; None if floats are as accurate."""
+    """Returns the exact form of a sum over the records; None if a float sum is accurate enough."""
     axes = tuple(sorted(axes))
     if not is_over_records(x, axes):
         return None
@@ -313,9 +314,10 @@ def planned_product(
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
-    """Returns the maximum and the minimum over columns of the largest magnitude in a column.
+    """Returns the largest and the smallest size of a column.
 
-    The minimum ignores columns of zeros.
+    The size of a column is the largest magnitude of its entries. Columns of size 0 do not count for
+    the smallest size.
     """
     columns = np.max(x.magnitude, axis=tuple(axes))
     moving = columns[columns > 0]
@@ -379,7 +381,7 @@ class ExactCumulative(ExactSums):
 
 @dataclasses.dataclass(frozen=True)
 class ExactWindows(ExactSums):
-    """Sums over windows, whose fields are the parameters of `lax.reduce_window`."""
+    """Sums over windows. The fields of this class are the parameters of `lax.reduce_window`."""
 
     sizes: tuple[int, ...] = (1,)
     strides: tuple[int, ...] = (1,)
@@ -407,7 +409,7 @@ class ExactWindows(ExactSums):
 
 
 def planned_cumulative(x: Abstract, axis: int, reverse: bool, **_: Any) -> ExactCumulative | None:
-    """Returns the exact form of a cumulative sum; None if floats are as accurate."""
+    """Returns the exact form of a cumulative sum; None if a float sum is accurate enough."""
     if not is_over_records(x, [axis]):
         return None
     exponent = exponent_of_range(x, [axis], x.shape[axis])
@@ -418,7 +420,7 @@ def planned_windows(
     x: Abstract, *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any,
     window_dilation: Any, **_: Any,
 ) -> ExactWindows | None:  # fmt: skip
-    """Returns the exact form of sums over windows; None if floats are as accurate."""
+    """Returns the exact form of sums over windows; None if float sums are accurate enough."""
     of_integers = [window_dimensions, window_strides, base_dilation, window_dilation]
     sizes, strides, gaps, dilation = (tuple(map(int, numbers)) for numbers in of_integers)
     wide = [k for k, size in enumerate(sizes) if size > 1]
@@ -439,8 +441,8 @@ class ExactScatter(Named):
     """A scatter-add of rows of records, whose entries are within [-2^exponent, 2^exponent].
 
     The entries are rounded to integer numbers of steps, whose sums do not depend on the order of
-    records. The total is computed from them in float64. `mode` is the index of JAX's mode of the
-    scatter in `_MODES`.
+    records. The total is computed from these sums in float64. `mode` is an index into `_MODES`, the
+    modes of a scatter in JAX.
     """
 
     exponent: int
@@ -471,7 +473,7 @@ def planned_scatter(
     start: Abstract, places: Abstract, updates: Abstract, dimension_numbers: Any, mode: Any,
     **_: Any,
 ) -> ExactScatter | None:  # fmt: skip
-    """Returns the exact form of a scatter of records; None if floats are as accurate.
+    """Returns the exact form of a scatter of records; None if float sums are accurate enough.
 
     Raises:
         RefusalError: if an exact scatter cannot replace the scatter.

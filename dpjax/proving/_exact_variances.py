@@ -106,7 +106,8 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
         raise RefusalError("an exact variance must be a variance over the records")
     if not (_largest(x, kind.center) <= top and 1 <= divisor <= n and abs(kind.exponent) <= _MOST):
         raise RefusalError(
-            "the numbers of an exact variance must be within the range that it was made for"
+            "the records or the divisor are outside of the range for which this exact variance was "
+            "made"
         )
     if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(_FLOAT64):
         raise RefusalError(

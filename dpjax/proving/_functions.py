@@ -57,12 +57,12 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
     logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
-    # This bounds the errors of log and exp, and a few rounding errors of y log x, which become
-    # relative errors of the power.
+    # A bound on the errors of log and exp, and of a few rounding errors of y log x, in units of u.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
         raise RefusalError("the power may overflow. Rescale its base")
-    # This covers the exponential of these errors, and the rounding errors of the host.
+    # An error t of y log x multiplies the power by e^t, so its relative error is at most e^t - 1.
+    # The term 2^-40 covers the rounding errors of the host.
     theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
 
@@ -99,7 +99,10 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
 def _from_zero(
     x: Abstract, low: Array, high: Array, error: Array, apart: Callable[[Array | float], Array]
 ) -> Abstract:
-    """Returns the value of a function with results above 0; apart(d) bounds how much it changes."""
+    """Returns the value of a nonnegative function of x.
+
+    If x changes by d, the function changes by at most apart(d).
+    """
     low, high = rounding.widened(low, high, error)
     return changing_with(x, np.maximum(low, 0.0), high, apart, apart=float(apart(x.apart).max()))
 
@@ -127,7 +130,11 @@ def _exponential(base: float, x: Abstract) -> Abstract:
 def _curved(
     found: Abstract, x: Abstract, modulus: Callable[[Array], Array], slip: Array
 ) -> Abstract:
-    """Adds a second bound on how much entries of a function of x change, besides their rounding."""
+    """Tightens `found`, the value of a function of x, by a second bound on its change.
+
+    If x changes by d, the exact function changes by at most modulus(d). `slip` bounds the rounding
+    errors.
+    """
     return capped(found, (x,), lambda d: modulus(d) * (1 + 2.0**-30) + 2.0**-500 + slip)
 
 
@@ -180,7 +187,8 @@ def _monotone(
                 f"the operand may be in [{x.low.min():.3g}, {x.high.max():.3g}], but a proof needs "
                 f"it to be in [{domain[0]:.3g}, {domain[1]:.3g}]. Clip it with jnp.clip"
             )
-        # A device may flush a subnormal operand to 0. The interval of such an operand contains 0.
+        # A device may flush a subnormal operand to 0. This needs no margin: an interval that
+        # contains subnormal numbers also contains 0.
         ends = function(x.low), function(x.high)
         low, high = np.minimum(*ends), np.maximum(*ends)
         size = np.maximum(np.abs(low), np.abs(high))

@@ -124,8 +124,8 @@ def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **
             x = as_dense(x)
 
     def move(array: np.ndarray) -> np.ndarray:
-        # If a bound is shared by all entries or all rows, it is stored once, before and after the
-        # reshape.
+        # If all entries or all rows have the same bound, `array` stores it once. The reshaped array
+        # stores it once, too.
         if array.size == 1:
             return array.reshape((1,) * len(shape))
         before, after = list(x.shape), list(shape)
@@ -233,8 +233,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
-        # One row of bounds is stored for all records if the arrays bound the change of any row
-        # (`record`), or if each array has only one row of bounds.
+        # The result has one row of bounds for all records in two cases: `arrays` are bounds on the
+        # change of one row, whichever it is (`record`), or each array has only one row of bounds.
         rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:
@@ -248,8 +248,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     shape = list(joined[0].shape)
     shape[dim] = sum(x.shape[dim] for x in joined)
     pending = Pending.of_all([x.pending for x in joined])
-    # If one entry is concatenated with equal numbers, a compiler may rewrite this as padding of the
-    # entry.
+    # If a single entry is concatenated with copies of one number, a compiler may rewrite this as
+    # padding of the entry.
     padded = pending.padded or any(
         x.shape[dim] == 1 and _may_be_one([*joined[:k], *joined[k + 1 :]])
         for k, x in enumerate(joined)
@@ -346,7 +346,7 @@ def pad(
             array = made
         return array
 
-    # A difference bounds the change of one row, so it is not padded along the axis of records.
+    # A `Difference` describes one row. So it is not padded along the axis of records.
     within = [k for k in padded if k != x.axis]
 
     def moved(d: Difference) -> Moves:

@@ -138,7 +138,8 @@ def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
     """Bounds the rounding error of a computed mean of records of these magnitudes.
 
     The records may be sums, and a compiler may flatten the sum of sums. A compiler may also compute
-    the records again for the mean, so `apart` is added.
+    the records again for the mean, with other roundings. `x.apart` bounds this difference, so it is
+    added.
     """
     terms, weight = flattened(x)
     gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -151,14 +152,16 @@ def pooled(s: Abstract, x: Abstract) -> Abstract | None:
 
     If s is a matrix, the result is one mean for each row of s.
 
-    Let W be the width of the range of s. One of n weights is at most the fraction t = e^W / (n - 1
-    + e^W) of their sum. Let m be the same mean without record i. Then the mean is m + t_i (x_i - m)
-    with t_i <= t, so on both databases it is in the set of the points m + t (y - m), where y is
-    within the range and the ball of a record. So it changes by at most t times the diameter of the
-    intersection of this range and this ball.
+    Let W be the width of the range of s. Divide each weight by the sum of all n weights. Each
+    quotient t_i is at most t = e^W / (n - 1 + e^W). Let record i change, and let m be the mean
+    without record i. The mean of all records is m + t_i (x_i - m). Let K be the intersection of the
+    range and the ball of a record. K is convex and contains m and x_i, so the mean is m + t (y - m)
+    for a point y of K. This is true on both databases, with the same m. So the mean changes by at
+    most t times the diameter of K.
 
-    If s is a matrix whose entry (j, k) depends only on the records j and k, this is true for every
-    row except that of the changed record, which may change by the whole diameter.
+    Suppose that s is a matrix whose entry (j, k) depends only on the records j and k. Then this
+    bound is valid for every row of the result except the row of the changed record. That row
+    changes by at most the diameter of K.
 
     A computed weight has the relative error of a softmax, and the products are summed in any order.
     """
@@ -217,7 +220,7 @@ def median(x: Abstract) -> Abstract:
 
 
 def as_records(x: Abstract) -> Abstract:
-    """Returns a sorted vector of which at most one number is replaced, as an array of records.
+    """Turns a sorted vector into an array of records, if at most one of its numbers is replaced.
 
     Other arrays are returned unchanged. Only functions that ignore the order of records may use the
     result.
@@ -233,14 +236,15 @@ def as_records(x: Abstract) -> Abstract:
 def largest_distance(s: Abstract, c: Abstract, sign: int) -> float | None:
     """Bounds how much the largest entry of s - c (`sign` 1), c - s (-1) or |s - c| (0) changes.
 
-    Here s is sorted, r of its numbers are replaced, and c is public. Then s'_j <= s_(j + r), so
+    Here s is sorted, with numbers in [L, H]. r of its numbers are replaced, and c is public. Let D
+    be the largest entry of s - c. For all j except the last r, s'_j <= s_(j + r), so
 
-        s'_j - c_j <= (s_(j + r) - c_(j + r)) + (c_(j + r) - c_j) .
+        s'_j - c_j <= (s_(j + r) - c_(j + r)) + (c_(j + r) - c_j) <= D + (c_(j + r) - c_j) .
 
-    So the largest entry D of s - c grows by at most h = max_j c_(j + r) - c_j, except that the
-    last r entries may grow to H - c_j, where H is the upper end of the range of s. D is at least L
-    - c_j for the lower end L and every j. The same is true of c - s with the order reversed, and of
-    |s - c|, which is at least 0.
+    For the last r indices j, s'_j - c_j <= H - c_j. Let c_k be the smallest entry of c. Then D >= L
+    - c_k. So D grows by at most the largest c_(j + r) - c_j, or by at most (H - c_j) - (L - c_k)
+    for one of the last r indices j. The same is true of c - s with the order reversed. For |s - c|,
+    both bounds are combined, with 0 in place of L - c_k, because |s - c| >= 0.
     """
     if c.axis is not None or not 1 <= s.replaced < s.shape[0] or s.dtype.kind != "f":
         return None
@@ -268,25 +272,25 @@ def place_among(x: Abstract, levels: Abstract) -> Abstract:
             return np.minimum(top, levels.replaced), math.inf, math.inf
         return np.where(d.each > 0, top, 0.0), math.inf, math.inf
 
-    # If all uses see the same numbers, they compute the same index.
+    # If x and `levels` are the same numbers in each use, then the index is the same in each use.
     apart = math.inf if x.apart or levels.apart else 0.0
     kept: Any = {"dtype": np.dtype(np.int32), "whole": True, "apart": apart}
     return result_of(x, 0 * top, top, moved, **kept)
 
 
 def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstract | None:
-    """Returns the value of `jnp.interp` between public points, which is constant outside of them.
+    """Returns the value of `jnp.interp` for public points; it is constant outside of the points.
 
     The function is continuous, and its slopes are those between successive points. Between two
     points (p, h) and (p', h'), a device computes h + (x - p) / (p' - p) (h' - h) with fewer than 16
     roundings. The quotient is at most 1 up to rounding. The magnitudes of the differences are
-    limited, so that no order of the factors overflows, and a number that is flushed to 0 is
-    multiplied by at most 2^42.
+    limited. So the product does not overflow, in whichever order its factors are multiplied, and a
+    number that is flushed to 0 is multiplied by at most 2^42.
     """
     sizes = np.abs(np.concatenate([places, heights, [x.low.min(), x.high.max()]]))
     widths, rises = np.diff(places), np.diff(heights)
-    # The lemma does not cover pending operations, which a compiler may round differently for each
-    # use of x, or merge with the difference x - p.
+    # The lemma is not valid if x has pending operations. A compiler may round these differently for
+    # each use of x, or merge them with the difference x - p.
     if x.pending != Pending() or x.apart or not sizes.max() <= 2.0**20:
         return None
     if not widths.min(initial=math.inf) >= 2.0**-20 or not widths.size:
@@ -305,8 +309,8 @@ def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstra
 def _error(x: Abstract, count: int) -> float:
     """Bounds the relative error of the exponentials of x, and of the sum of `count` of them.
 
-    A compiler may compute x twice, for the operands of exp and for their maximum. So `apart` is
-    added.
+    A compiler may compute x twice, with different roundings: once for exp, and once for the maximum
+    that is subtracted. `x.apart` bounds this difference, so it is added.
     """
     width = float(x.high.max() - x.low.min())
     units = 2 * rounding.elementary(x.dtype) + 40 * width + 64
@@ -366,8 +370,9 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
 def shared(x: Abstract, t: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     """Returns the value of t softmax(x), where t has one number for each softmax.
 
-    A device computes it as (t / sum_j exp x_j) exp x_i, whose rounding adds a few units. The sum is
-    at least 1, up to rounding, so a quotient is flushed to 0 only if t is close to 0.
+    A device subtracts the largest x_j, and then computes (t / sum_j exp x_j) exp x_i. This adds
+    rounding errors of a few units in the last place. One term of the sum is exp 0 = 1, so the sum
+    is at least 1, up to rounding. So the quotient is flushed to 0 only if t is close to 0.
     """
     if (share := softmax(x, axes)) is None:
         return None

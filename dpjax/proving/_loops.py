@@ -45,7 +45,7 @@ from dpjax.proving._value import (
 # The largest number of operations in an unrolled loop, which limits the time of the walk.
 _MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-_TRIED = 2  # After the step of this index, the walk may test the last step (`_unrolled`).
+_TRIED = 2  # After the step of this index, `_unrolled` may test the last step ahead of the others.
 _MOST_SUMS = 2**22  # The largest number of partial sums, which limits the time of the walk.
 # The number of rounds of the search for an invariant, and then for a smaller one.
 _ROUNDS, _NARROWED = 40, 4
@@ -89,10 +89,12 @@ def added_one_by_one(parameters: Any, operands: Sequence[Abstract]) -> list[np.d
 def by_invariant(
     run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
 ) -> list[Abstract] | None:
-    """Returns the results of a loop whose steps XLA does not merge; None if no bound is found.
+    """Bounds the results of a loop by an invariant of its steps.
 
-    A walk of all steps one by one may refuse a loop that has an invariant, for example because the
-    walk multiplies the public factors of all steps.
+    Returns None if XLA may merge the steps, or if no invariant is found.
+
+    A walk that visits every step may refuse a loop although it has an invariant. For example, the
+    walk multiplies the public factors of all steps, and refuses a product that is too large.
     """
     if parameters["length"] <= _MOST_UNROLLED or parameters["unroll"] != 1:
         return None
@@ -270,7 +272,7 @@ class LongLoop:
         self.others = [k for k in range(carries) if k not in self.counters | self.sums]
         # Maps the index of a stacked result to the index of the sum whose partial sums it contains.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
-        # The body with other outputs: the terms of sums in place of the sums.
+        # The loop body, changed to return the term that is added to a sum in place of the sum.
         places = enumerate(self.body.outvars)
         outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
@@ -298,8 +300,8 @@ class LongLoop:
             after = closed(lambda x: carried(x, changed=False), after, self.length)
             still = step(tried, after, changed=False)
         last = {k: self._counted(k, self.length, self.length) for k in self.counters}
-        # XLA does not unroll a loop as long as this one, so its steps are not merged with later
-        # operations.
+        # This loop is too long for XLA to unroll. So XLA cannot merge its steps with operations
+        # after the loop.
         for k in self.others:
             pending = Pending().having(**_flags(moved[k], still[k]))
             last[k] = dataclasses.replace(hull(moved[k], still[k]), pending=pending)
@@ -354,7 +356,7 @@ class LongLoop:
         return total if zero and not terms.pending.starts else _sum(self.start[k], total)
 
     def _sums(self, k: int, terms: Abstract) -> Abstract:
-        """Returns the values after each step of a carry that adds up terms."""
+        """Returns the partial sums after each step, for a carry to which all steps add terms."""
         if math.prod(terms.shape) > _MOST_SUMS:
             raise RefusalError(
                 "the loop returns more partial sums than proofs support. Sum the terms with "
@@ -377,9 +379,10 @@ def _flags(*xs: Abstract) -> dict[str, bool]:
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:
-    """Returns a value that contains the row of every step.
+    """Returns an abstract value that contains the entries of `x` that any step reads.
 
-    It may change like the row of the changed record if `changed`, and otherwise like another row.
+    If each step reads one record, the bound on the change is that of the changed record
+    (`changed`), or that of any other record.
     """
     shape, axis = x.shape[1:], None if not x.axis else x.axis - 1
 
@@ -417,7 +420,7 @@ class _Roots:
         self.used = Counter(x for x in map(self.of, uses) if isinstance(x, jex.Var))
 
     def of(self, atom: Atom) -> Atom:
-        """Returns the variable before casts that do not change its dtype."""
+        """Follows casts that do nothing back to the variable that is cast."""
         return self.root.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def same(self, j: int, k: int) -> bool:
@@ -443,7 +446,7 @@ class _Roots:
         return int(term.val) if whole and not aval(term).shape else None  # type: ignore[union-attr]
 
     def adds(self, k: int) -> Atom | None:
-        """Returns the term that each step adds to a carry that is not used in another way."""
+        """Returns the term that each step adds to carry k; None if steps also use k otherwise."""
         term = self._added(k)
         carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
         if term is None or not isinstance(made, jex.Var):
@@ -462,7 +465,7 @@ _Met = tuple[Abstract, Abstract]
 
 
 def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]:
-    """Returns abstract values that contain `start` and that a step maps into themselves.
+    """Returns an invariant: abstract values that contain `start` and all results of a step on them.
 
     Raises:
         RefusalError: if the search finds no invariant.
@@ -517,8 +520,8 @@ def _numbers(x: Abstract) -> Numbers:
 def _made(x: Abstract, numbers: Numbers) -> Abstract:
     low, high, *moves = numbers
     changed, others = ((e, float(l1), float(l2)) for e, l1, l2 in (moves[:3], moves[3:]))
-    # If a compiler finds that no step changes a carry, it knows that the carry has the values of
-    # the start. So the flags, such as `hidden`, are kept.
+    # If no step changes a carry, a compiler may replace the carry by its initial value. So the
+    # carry keeps the flags of this value, such as `hidden`.
     pending = Pending().having(**(_flags(x) | {"coarse": False}))
     return make(
         x.shape, x.dtype, -low, high, x.axis, changed, others, whole=x.whole, pending=pending
@@ -533,7 +536,7 @@ def _plain(x: Abstract) -> Abstract:
 def _met(x: Abstract, y: Abstract) -> _Met:
     """Returns both values with the same axis of records, or both without one.
 
-    The first value consists of integers only if both do.
+    If the second value may contain other numbers than integers, so may the first result.
     """
     axis = y.axis if x.is_public else x.axis
     axis = axis if y.is_public or axis == y.axis else None
@@ -546,8 +549,8 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
     """Whether a step maps the abstract values `taken` into themselves.
 
-    It is False if `_met` changed one of these values, because the step was walked before this
-    change.
+    The result is False if `_met` changed one of these values. The step was walked with the value
+    before this change, so it must be walked again.
     """
     if any(x is not before for x, (before, _) in zip(taken, met, strict=True)):
         return False
@@ -556,10 +559,10 @@ def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
 
 
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
-    """Extrapolates by how much all later steps together will exceed the current bounds.
+    """Estimates how far all later steps together will exceed the current bounds.
 
-    If the last two steps exceeded them by e and e r, the result is e r + e r^2 + ... If r >= 1, the
-    series diverges, and the result is a large number.
+    If the last two steps exceeded the bounds by e and e r, the result is e r + e r^2 + ... If r >=
+    1, this series diverges, and the result is a large number.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(first > 0, second / first, 1.0)
@@ -568,9 +571,10 @@ def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
 
 
 def _narrowed(step: Step, start: Sequence[Abstract], found: list[Abstract]) -> list[Abstract]:
-    """Returns a smaller invariant if there is one.
+    """Returns a smaller invariant than `found` if it finds one, and otherwise `found`.
 
-    It is the hull of the start and of a step from `found`, if that is still an invariant.
+    It applies a step to `found`, and takes the hull of the result and of `start`. While this hull
+    is an invariant, it is the next `found`.
     """
     for _ in range(_NARROWED):
         smaller = list(map(hull, start, step(found)))

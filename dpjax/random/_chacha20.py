@@ -289,11 +289,11 @@ def generates_words(equation: jex.JaxprEqn) -> bool:
 
 
 def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -> PyTree:
-    """Applies a function of batches to arrays, along the leading axis and one chunk at a time.
+    """Applies a function to batches of arrays, along the leading axis, one batch at a time.
 
     Args:
         function: a function of batches of the arrays.
-        lanes: the number of lanes that one element of a batch needs.
+        lanes: how many ChaCha20 blocks one element of a batch needs.
         arrays: arrays of equal length.
     """
     on_cpu, on_others = (
@@ -427,8 +427,8 @@ def _implementation(
     )
 
 
-# Two implementations with the same bits. The implementation, and so the dtype of a key, shows
-# whether the key was derived from a seed.
+# Two implementations of keys, which draw the same bits. Keys that are derived from a seed have the
+# second one, so the dtype of a key shows whether the key was derived from a seed.
 CHACHA20 = _implementation(
     "chacha20",
     "chacha",

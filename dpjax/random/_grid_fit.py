@@ -130,7 +130,8 @@ class Calibration:
         epsilon: the epsilon of the guarantee.
         rounding: the norm of a vector with a 1 in each float coordinate, which is rounded, and a 0
             in each integer coordinate.
-        coordinates: the number of noisy coordinates, each of which adds the certificate's loss.
+        coordinates: the number of noisy coordinates. For each of them, the error of the noise
+            tables, `Certificate.loss`, is added to the privacy loss.
         zero_allowed: whether the caller explicitly allowed a scale of 0, which means no noise.
         grid_dtype: the dtype in which the grid is computed: float64 if all float leaves have this
             dtype, else float32.
@@ -204,7 +205,10 @@ class Calibration:
         return self.coordinates * lattice.certificate.loss
 
     def _needed(self, lattice: Lattice, grid: jax.Array) -> jax.Array:
-        """Returns the scale that covers tables and rounding, for the common grid of all leaves."""
+        """Returns a scale that is large enough for the errors of the tables and of rounding.
+
+        `grid` is the step of the grid that all leaves share.
+        """
         loss = self._loss(lattice)
         # docs/proofs/exact-noise.md, "The scale that covers everything": let a = 2 loss. To lower
         # epsilon to epsilon - a, at most epsilon / (epsilon - a) times the noise is needed. To
@@ -218,8 +222,9 @@ class Calibration:
 
         Every power of two is a valid step g of the grid. The chosen step keeps the noise small.
         Rounding values to the grid increases the scale by the factor 1 + rounding * g /
-        sensitivity. A step has c lattice points, where c is proportional to g. Rounding c down to
-        an integer increases the scale by a factor of about 1 + 1 / c.
+        sensitivity. A step of the grid spans c points of the noise's lattice, where c is
+        proportional to g. Rounding c down to an integer increases the scale by a factor of about
+        1 + 1 / c.
         """
         # The step for which both factors are equal, in units of sensitivity / rounding.
         ratio = self.scale / self.sensitivity

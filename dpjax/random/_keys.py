@@ -273,7 +273,7 @@ _LAST = np.uint32(2**32 - 1)
 
 
 def key_for_each(key: jax.Array, value: Value) -> jax.Array:
-    """Returns the key, after checking that `vmap` maps over it if it maps over the value.
+    """Returns the key, after checking that a `vmap` over the value also maps over the key.
 
     Raises ValueError if `vmap` or `shard_map` maps over values but not over keys.
 

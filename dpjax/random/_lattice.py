@@ -91,7 +91,9 @@ class AliasTable:
         return jnp.where(own, slot, alias).astype(jnp.int32)
 
     def lookup_first(self, limb: jax.Array, unknown: int = 0) -> tuple[jax.Array, jax.Array]:
-        """Returns outcomes by the first limbs of words, and whether other limbs may change them.
+        """Looks up the outcomes of words by their first limbs.
+
+        Returns the outcomes, and whether the other limbs of a word might lead to another outcome.
 
         Args:
             limb: the most significant limbs of the words.
@@ -121,7 +123,7 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
     """Builds the table for at most 4096 weights, whose sum must be 2^(32 * limbs)."""
     width = 32 * limbs
     if sum(weights) != 2**width or len(weights) > SLOTS:
-        raise ValueError(f"weights must be at most {SLOTS} and sum to 2^{width}")
+        raise ValueError(f"weights must be at most {SLOTS} integers with the sum 2^{width}")
     capacity = 2 ** (width - SLOT_BITS)
     left = weights + [0] * (SLOTS - len(weights))
     stored = [slot << (width - SLOT_BITS) for slot in range(SLOTS)]
@@ -216,7 +218,10 @@ GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
 
 SignedExponentials: TypeAlias = tuple[jax.Array, Limbs]
-"""Random bits, and variables floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
+"""Random signs (0 or 1), and variables floor(EXPONENTIAL_RESOLUTION * E).
+
+E is a standard exponential variable.
+"""
 
 
 class Pair(NamedTuple):
@@ -231,13 +236,13 @@ LatticeNoise: TypeAlias = Limbs | Pair
 
 
 def signed_exponentials(key: jax.Array, shape: tuple[int, ...]) -> SignedExponentials:
-    """Draws exponential variables, each with an independent random bit."""
+    """Draws exponential variables, each with an independent random sign."""
     _, sign, magnitude = _drawn(_EXPONENTIAL, key, shape)
     return sign, magnitude
 
 
 def exponential_of(drawn: SignedExponentials) -> Limbs:
-    """Returns the exponential variables, without their random bits."""
+    """Returns the exponential variables alone, without the signs."""
     return drawn[1]
 
 
@@ -322,8 +327,9 @@ def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
 def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, jax.Array, Limbs]:
     """Draws the digits of exponential variables from the words of one round.
 
-    Returns the unused words, a random bit, whether the draw has ended, and the variable, which is
-    24 units if the draw has not ended.
+    Returns the unused words, a random bit, whether the draw has ended, and the variable. If the
+    draw has not ended, the returned variable is 24 times the resolution, and the variable of the
+    next round is added to it.
     """
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]

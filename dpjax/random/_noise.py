@@ -104,7 +104,7 @@ class Noise:
         return self.log_cdf((whole + 0.5) / scale)
 
     def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
-        """A bound on |integer noise|, exceeded at most as often as |Z| exceeds `quantile`."""
+        """A t with P(|integer noise| > t) <= P(|Z| > quantile), for noise Z of scale 1."""
         return _numpy_of(scale).floor(scale * quantile + 0.5)
 
     def log_interval(self, lower: jax.Array, upper: jax.Array) -> jax.Array:
@@ -153,7 +153,10 @@ def _numpy_of(number: ArrayLike) -> ModuleType:
 
 
 def _log_both(scale: jax.Array) -> jax.Array:
-    """Returns log(1 + a) with a = exp(-1 / scale), a factor of discrete Laplace probabilities."""
+    """Returns log(1 + a) for a = exp(-1 / scale).
+
+    The probabilities of discrete Laplace noise contain the factor 1 / (1 + a).
+    """
     return jnp.log1p(jnp.exp(-1 / scale))
 
 

@@ -120,7 +120,7 @@ def add_integer_noise(
         found = [_limbs.to_float(x, y.dtype) + y for x, y in zip(steps, drawn, strict=True)]
         return [x * power_of_two(exponent, x.dtype) for x in found]
     fit = Calibration(scale, scale, math.inf, 0.0, count).fit(noise.lattice, np.dtype("int32"))
-    # Each float is computed in one loop with its quotient, without storing quotients.
+    # XLA computes each quotient and the float made from it in one loop, and stores no quotients.
     whole = quotients(noise.lattice.sample(key, (count,)), fit)
     ends = np.cumsum([x.low.size for x in steps])[:-1]
     parts = zip(*(jnp.split(limb, ends) for limb in whole), strict=True)
@@ -406,14 +406,16 @@ def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int)
 
 
 def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
-    """Returns a fit for noise of at least a given scale on a given grid; `scale` may be private.
+    """Returns a fit for Laplace noise on the grid with step 2^exponent.
+
+    The noise has at least the given scale, which is in steps of the grid and may be private.
 
     The fit has the divisor c = `divisor` * 2^`shift`, where `divisor` is rounded down to 16 bits.
     This rounding increases the scale by a factor of at most 1 + 2^-15. Rounding to float32 changes
-    the scale by a factor of 1 +- 2^-21. Let R be the number of lattice points per unit. If the
-    scale is at most 2^-17 R steps, `shift` is at least 1, so c is even. For even c, a lattice point
-    N becomes round(N / c) = floor(N / c + 1/2), which depends only on the real number N / c. So the
-    rounding does not reveal c.
+    the scale by a factor of 1 +- 2^-21. Let R be the resolution of the lattice. If the scale is at
+    most 2^-17 R, `shift` is at least 1, so c is even. For even c, a lattice point N becomes
+    round(N / c) = floor(N / c + 1/2), which depends only on the real number N / c. So the rounding
+    does not reveal c.
     """
     step = power_of_two(exponent, scale.dtype)
     return GridFit.of(LAPLACE_LATTICE, exponent, step, 1 / scale, scale > 0)

@@ -118,7 +118,8 @@ class Repetitions:
     def attempt(self, coin: Coin) -> int | None:
         """Attempts to draw a negative binomial variable, or a piece of a Poisson variable.
 
-        The result may be None. Given that it is not, it has the right distribution.
+        The result is None if the attempt fails. Given success, the number has the right
+        distribution.
         """
         if self.shape is None:
             twice, count = 2 * self.poisson_mean / self.pieces, 0

@@ -49,13 +49,15 @@ _OWN, _SHARED = 3, 4
 # Each of the first `ALONE` samples takes its words from blocks of ChaCha20 that no other sample
 # uses. This number is the fastest on a CPU. Another number would change the noise of every key.
 ALONE = CHUNK
-# The columns of a group are divided into this many parts. In each part, `_first_and_last` finds the
-# first and the last open column: one with a sample that its first words do not determine.
+# The columns of a group are divided into this many parts. A column is open if it contains a sample
+# that is not determined by the sample's first words. `_first_and_last` finds the first and the last
+# open column of each part.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
 
-# The state of the loop: the samples, which columns are still open, and whether any column is.
+# The state of the loop: the samples, which columns are open, and whether any column is open. A
+# column is open if it contains a sample that is not final.
 _State: TypeAlias = tuple[PyTree, jax.Array, jax.Array]
 # A function that returns the words of a round for a batch of samples.
 Draw: TypeAlias = Callable[[jax.Array], Words]
@@ -68,7 +70,7 @@ class Sampler:
     A sampler is a key in caches, so its functions must be functions of a module, not lambdas.
 
     Attributes:
-        first: the number of first words, which nearly always determine a sample.
+        first: the number of words that are used first. They nearly always determine a sample.
         width: the number of words in a round, including the first words.
         from_first: a function of first words. It returns samples, and booleans that are True for
             samples that these words do not determine.
@@ -87,14 +89,14 @@ class Sampler:
         return BLOCK_WORDS // self.first
 
     def first_words(self, block: Words, row: int) -> Words:
-        """Returns those words of a shared block that are the first words of the sample in `row`.
+        """Returns the first words of the sample in `row`, from a block that several samples share.
 
-        In a block that belongs to a single sample, they are in the place of the last row.
+        A block of a single sample has the sample's first words in the place of the last row.
         """
         return block[row * self.first : (row + 1) * self.first]
 
     def other_words(self, block: Words) -> Words:
-        """Returns the words of a sample after its first words, from the sample's own block."""
+        """Returns the words that a sample uses after its first words, from the sample's block."""
         return block[: self.width - self.first]
 
 
@@ -135,8 +137,8 @@ def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> 
 def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
     """Draws samples of K keys, as shape (K, count), in groups.
 
-    Only the last row of the first group is used. It contains the first `ALONE` samples, so that the
-    samples of the second group follow them.
+    A group is an array of samples with a few rows. In the first group, only the last row is used:
+    it contains the first `ALONE` samples. The samples of the second group follow.
     """
     unused = (sampler.rows - 1) * ALONE
     each = -(-(unused + count) // (sampler.rows * ALONE))
@@ -192,10 +194,11 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
 def _rows_from_first(
     sampler: Sampler, keys: jax.Array, rounds: jax.Array, numbers: jax.Array
 ) -> tuple[list[PyTree], jax.Array]:
-    """Computes samples from their first words alone, and returns which columns are open.
+    """Computes samples from only the first random words of each sample.
 
-    A column is open if the first words do not determine all of its samples. Every array has the
-    shape (groups, columns). There is one array of samples for each row.
+    Returns the samples, and which columns are open. A column is open if the first words do not
+    determine all of its samples. Every array has the shape (groups, columns). There is one array of
+    samples for each row.
     """
     counters, nonces = _shared_blocks(numbers[:, None], jnp.arange(ALONE, dtype=jnp.uint32)[None])
     block = _blocks(keys, counters, nonces, rounds[:, None])
@@ -208,18 +211,20 @@ def _rows_from_first(
 
 
 def _shared_blocks(numbers: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns counter and nonce of the block that contains the first words of each column.
+    """Returns counter and nonce of the block with the first words of each column's samples.
 
-    The samples of a column share this block. In the first group, only one sample uses it.
+    In the first group, only the last row of each column is used, so the block is that of a single
+    sample. In all other groups, the samples of a column share the block.
     """
     nonces = jnp.where(numbers == 0, np.uint32(_OWN), np.uint32(_SHARED))
     return numbers * np.uint32(ALONE) + columns, nonces
 
 
 def _first_and_last(left_open: jax.Array) -> jax.Array:
-    """Returns the first and the last open column in each part of a group.
+    """Returns the index of the first and of the last open column, in each part of a group.
 
-    Both are `ALONE` if no column of the part is open.
+    A column is open if it contains a sample that is not final. If a part has no open column, both
+    indices are `ALONE`, which is not the index of a column.
     """
     parts = left_open.reshape(len(left_open), _PARTS, -1)
     column = jnp.arange(ALONE, dtype=jnp.int32).reshape(1, *parts.shape[1:])
@@ -231,7 +236,10 @@ def _first_and_last(left_open: jax.Array) -> jax.Array:
 def _columns_from_all(
     sampler: Sampler, keys: jax.Array, rounds: jax.Array, numbers: jax.Array, columns: jax.Array
 ) -> PyTree:
-    """Computes the samples of columns from all their words, as shape (groups, columns, rows)."""
+    """Computes the samples of the given columns from all words of each sample.
+
+    The samples have the shape (groups, columns, rows).
+    """
     columns = columns.astype(jnp.uint32)[..., None]
     numbers, rounds = numbers[:, None, None], rounds[:, None, None]
     row = jnp.arange(sampler.rows, dtype=jnp.uint32)[None, None]

@@ -31,10 +31,11 @@ from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scal
 LogBase: TypeAlias = tuple[float, ...]
 # The next round, and the selected index, or -1 if no try has succeeded yet.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# The public weight of an option is added to its score gap as another gap, in lattice points of the
-# noise. Smaller weights have larger gaps. `_LEAST_WEIGHT` is the largest gap of a positive weight,
-# and is larger than any noise. `_NO_WEIGHT` is the gap of weight 0, and exceeds the sum of any gap
-# of scores and any gap of a positive weight.
+# The public weight of an option is converted to a penalty, in lattice points of the noise. The
+# penalty is added to the gap between the best score and the option's score. Smaller weights have
+# larger penalties. `_LEAST_WEIGHT` is the largest penalty of a positive weight, and is larger than
+# any noise. `_NO_WEIGHT` is the penalty of weight 0. It is larger than any gap plus any other
+# penalty.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -146,7 +147,7 @@ def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Arra
 
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
-    """Returns the scores, in which every taken option gets the lowest score."""
+    """Replaces the score of every taken option by the lowest of all scores."""
     if taken is None:
         return scores
     # Scores are clamped first, because XLA's minimum on a CPU may ignore NaN.
@@ -220,12 +221,12 @@ def _points_of_base(log_base: LogBase) -> Limbs:
 def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> Limbs:
     """Returns the exact gaps between the best score and all scores, in lattice points of the noise.
 
-    If there is a base measure, its public gaps are added, and then the smallest sum is subtracted
-    from all sums.
+    If there is a base measure, the penalties of the public weights are added. Then the smallest sum
+    is subtracted from all sums.
 
-    Gaps are clamped to 2^61 lattice points, and noise is always smaller. So a score s counts as
-    max(s, best - farthest), where `farthest` is this largest gap. One record changes this maximum
-    by at most as much as it changes the scores.
+    Gaps are clamped to `farthest`, 2^61 lattice points, which is larger than any noise. This
+    replaces a score s by max(s, best - farthest). One record changes this maximum by at most as
+    much as it changes the scores.
     """
     # XLA may compute a score twice and round it differently. Then the gap of the best option could
     # be negative and wrap around, and the option would never be selected. `written` prevents this.
@@ -251,12 +252,12 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
 
 
 def _farthest(fit: GridFit) -> Limbs:
-    """Returns 2^61 lattice points, in steps of the grid. Larger gaps are clamped to this gap."""
+    """Returns how many grid steps 2^61 lattice points span. Gaps are clamped to this number."""
     return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
 
 
 def largest_gap(fit: GridFit, dtype: DTypeLike) -> jax.Array:
-    """Returns the gap to which larger gaps are clamped, as a float."""
+    """Returns the largest gap between two scores that is not clamped, as a float."""
     gap = _limbs.to_float(_farthest(fit), dtype) * power_of_two(fit.exponent, dtype)
     return jnp.minimum(gap, float(float_limits(dtype).max))
 
@@ -308,15 +309,15 @@ _LEAST_ROWS = 4
 def peeled_indices(
     key: jax.Array, scores: jax.Array, calibration: Calibration, count: int
 ) -> jax.Array:
-    """Selects `count` options without replacement, in order of selection; -1 for a bad scale.
+    """Selects `count` options without replacement; returns their indices in order of selection.
 
-    Each is drawn from the softmax of the remaining scores. The calibration is for a single
-    selection.
+    If the scale is not valid, the indices are -1. Each option is drawn from the softmax of the
+    remaining scores. The calibration is for a single selection.
 
-    The options with the `count` largest sums of score and Gumbel noise have this distribution
-    (Plackett-Luce). But Gumbel noise from tables would have ties. Further digits could not break
-    these ties exactly, because digits of Gumbel noise are not independent. Here every selection is
-    exact.
+    The options with the `count` largest sums of score and Gumbel noise have the same distribution
+    (Plackett-Luce). But Gumbel noise from tables would have ties. Drawing further digits could not
+    break these ties exactly, because digits of Gumbel noise are not independent. Here every
+    selection is exact.
     """
 
     def peel(taken: jax.Array, one_key: jax.Array) -> tuple[jax.Array, jax.Array]:
