@@ -91,8 +91,8 @@ def recovered_fraction(
 ) -> "Axes":
     """Plots the fraction of bits that attacks recover from answers with noise up to c sqrt(n).
 
-    The drawn curve is the expected fraction for least squares on many Walsh-Hadamard queries. For
-    small c it is nearly 1. For large c it is near 1/2, the success of guessing.
+    The curve shows the fraction to expect from an attack by least squares on many Walsh-Hadamard
+    queries. For small c it is nearly 1. For large c it is nearly 1/2, as for guessing.
 
     Args:
         c: numbers above 0.

@@ -136,7 +136,7 @@ def least_pairs(points: Iterable[OperatingPoint], *, ax: "Axes | None" = None) -
     """Plots how many pairs operating points need, against gamma, with a curve for each method.
 
     Args:
-        points: the result of `dpjax.operating_point`, which takes the least m for a gamma.
+        points: results of `dpjax.operating_point`. For a given gamma, it returns the least m.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -233,7 +233,7 @@ def _grouped(
     for point in points:
         groups.setdefault(key(point), []).append(point)
     if not groups:
-        raise ValueError("points must hold at least one, got none")
+        raise ValueError("points must hold at least one operating point, got none")
     return groups
 
 

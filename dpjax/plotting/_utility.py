@@ -166,7 +166,10 @@ def _variable(data: Any, variable: str | None) -> "DataArray":
 
 
 def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
-    """Returns labels of rows, columns and curves, with neighboring relations if these differ."""
+    """Returns labels of rows, columns and curves.
+
+    If the data have several neighboring relations, labels name the relation.
+    """
     row, col, curve = dims
     found = [_names(array, row, f"{row} = "), _names(array, col, f"{col} = "), _names(array, curve)]
     if "relation" not in array.coords or "relation" in array.dims:
@@ -183,8 +186,8 @@ def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
             labels[:] = [f"{x} ({names[0]})" for x, names in zip(labels, of_each, strict=True)]
             return found
     raise ValueError(
-        "data have several neighboring relations, which no rows, columns or curves separate: choose"
-        f" one with .sel, or plot the dimensions {relations.dims} as curve, col or row"
+        "data must have one neighboring relation in each row, in each column or in each curve:"
+        f" choose one with .sel, or plot the dimensions {relations.dims} as curve, col or row"
     )
 
 
@@ -232,12 +235,13 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
         >>> dpjax.plotting.rehearsal({"noise_over_spread": [float("nan")]})
         Traceback (most recent call last):
         ...
-        ValueError: data must hold a ratio that is finite and above 0, got [nan]
+        ValueError: noise_over_spread must hold a number that is finite and above 0, got [nan]
     """
     together = np.asarray(data["noise_over_spread"], np.float64)
     if not np.any(np.isfinite(together) & (together > 0)):
         raise ValueError(
-            f"data must hold a ratio that is finite and above 0, got {together.tolist()}"
+            "noise_over_spread must hold a number that is finite and above 0, got"
+            f" {together.tolist()}"
         )
     each = np.asarray(data["noise_over_spread_each"], np.float64)
     relations = data["relation"].values

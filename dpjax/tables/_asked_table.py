@@ -156,7 +156,7 @@ class AskedTable:
         return in_parts(self, self._frame, lambda table: make(table, again(table)))
 
     def _column(self, asked: Question, name: str) -> Column:
-        """Returns the column of a statistic, or the column of people's sums that replaces it."""
+        """Returns the column that a statistic uses. With `per_person`, these are people's sums."""
         return asked.sums or self._frame[name]
 
     def _leaf(self, asked: Question, column: str) -> PyTree:
@@ -197,8 +197,8 @@ class AskedTable:
         if Decimal(repr(epsilon)) > left:
             raise BudgetExceededError(
                 f"{what} pays for two releases that cost epsilon={epsilon:g} together, but the "
-                f"ledger has only {left:f} left: take a smaller epsilon, or give the bounds or "
-                "keys"
+                f"ledger has only {left:f} left: take a smaller epsilon, or give public bounds or "
+                "keys, so that no release is needed to find them"
             )
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class AskedTable:
         *,
         before: Release | None = None,
     ) -> Release:
-        """Makes a labeled release. Its guarantee includes that of `before`, a search for bounds."""
+        """Makes a labeled release. If `before` searched for bounds, the guarantee covers both."""
         release = asked.labeled(self._paid(ask, key), axes)
         if before is None or release.labels is None:
             return release
@@ -273,7 +273,7 @@ class AskedTable:
         cost: Cost,
         key: Key | None,
     ) -> Release:
-        """Releases the number of rows that count in each cell of the given axes."""
+        """Releases how many of the rows that a question uses are in each cell of the given axes."""
         shape = tuple(len(keys) for _, keys in axes)
         query = asked.of_people(histogram_query(math.prod(shape)))
         private = privatize(Unchanging("count", query), cost.cheapest(query))

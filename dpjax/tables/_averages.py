@@ -77,8 +77,9 @@ class AveragesOfTable(CountsOfTable):
 
         Args:
             column: the name of a column of numbers.
-            bounds: public bounds; `PrivateTable` explains all arguments. With None, a quarter of
-                epsilon pays for finding them by `bounds`; the release's label shows them.
+            bounds: public bounds; `PrivateTable` explains all arguments. If None, the method
+                `bounds` finds them first, which costs a quarter of epsilon. The label of the
+                release shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
             per_person: "sum" for a sum of people's sums; see `PrivateTable`.
@@ -121,8 +122,9 @@ class AveragesOfTable(CountsOfTable):
 
         Args:
             column: the name of a column of numbers.
-            bounds: public bounds; `PrivateTable` explains all arguments. With None, a quarter of
-                epsilon pays for finding them by `bounds`; the release's label shows them.
+            bounds: public bounds; `PrivateTable` explains all arguments. If None, the method
+                `bounds` finds them first, which costs a quarter of epsilon. The label of the
+                release shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
             per_person: "sum" for an average of people's sums; see `PrivateTable`.
@@ -166,11 +168,12 @@ class AveragesOfTable(CountsOfTable):
 
         Args:
             column: the name of a column of numbers.
-            bounds: public bounds; `PrivateTable` explains all arguments. With None, a quarter of
-                epsilon pays for finding them by `bounds`; the release's label shows them.
+            bounds: public bounds; `PrivateTable` explains all arguments. If None, the method
+                `bounds` finds them first, which costs a quarter of epsilon. The label of the
+                release shows them.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
-            per_person: "sum" for people's sums; see `PrivateTable`.
+            per_person: "sum" for the variance of people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             delta: the delta of the guarantee.
@@ -213,11 +216,12 @@ class AveragesOfTable(CountsOfTable):
         Args:
             column: the name of a column of numbers.
             probabilities: the probabilities of the quantiles, each from 0 to 1.
-            bounds: the range in which quantiles are searched; see `PrivateTable`. With None, a
-                quarter of epsilon pays for finding it by `bounds`; the release's label shows it.
+            bounds: the range in which quantiles are searched; see `PrivateTable`. If None, the
+                method `bounds` finds it first, which costs a quarter of epsilon. The label of the
+                release shows it.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
-            per_person: "sum" for people's sums; see `PrivateTable`.
+            per_person: "sum" for quantiles of people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             key: a typed key for tests; None draws a new one.
@@ -276,7 +280,8 @@ class AveragesOfTable(CountsOfTable):
             )
         part, rest = cost.split(PARTS)
         ask(0.0, 1.0, rest)  # Refuses an invalid statistic before paying for bounds.
-        # Sums of people are sums in each group. One range for all of these sums is searched.
+        # With `per_person`, there is a sum for each person and group. One range is searched for the
+        # sums of all groups.
         if rows["per_person"] and rows["by"]:
             search = self._asked("bounds", [column], about="of all groups", **rows).pooled()
         else:

@@ -66,8 +66,8 @@ class Box:
     def size(self) -> np.ndarray:
         """Returns half the length of each edge.
 
-        If `in_ball`, it returns the half-axes of the ellipsoid that is scaled to the unit ball: its
-        surface contains the corners of the box.
+        If `in_ball`, it returns the half-axes of the ellipsoid through the corners of the box. The
+        ellipsoid is later scaled to the unit ball.
         """
         stretch = math.sqrt(len(self.columns)) if self.in_ball else 1.0
         return (self.upper / 2 - self.lower / 2) * stretch

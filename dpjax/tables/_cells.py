@@ -89,7 +89,10 @@ class Ranges:
         return np.where(column.known, np.clip(found, 0, ranges - 1), unknown).astype(np.int32)
 
     def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the number at position `drawn` of each cell, and which are not missing."""
+        """Returns a number from each cell, and a mask that is false where it is missing.
+
+        `drawn` determines the position of the number in its cell.
+        """
         known = cells < len(self.edges) - 1
         edges = np.array(self.edges)
         low, high = (edges[np.where(known, cells + at, at)] for at in (0, 1))
@@ -178,7 +181,7 @@ def has_cells(
 def ends_of(bounds: Release) -> tuple[float, float] | None:
     """Returns the ends of the range that `bounds` found; None if it found no range."""
     low, high = np.asarray(bounds.value, np.float64).tolist()
-    # The ends are equal if all numbers are closer to 0 than the least power of two.
+    # If all the numbers that were found are closer to 0 than `LEAST`, both ends are 0.
     return (low - LEAST, high + LEAST) if low == high else (low, high) if low < high else None
 
 

@@ -122,7 +122,7 @@ class CountsOfTable(AskedTable):
                 may be -inf, and the last edge inf.
             by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
             where: a predicate on a row; see `PrivateTable`.
-            per_person: "sum" for people's sums; see `PrivateTable`.
+            per_person: "sum" counts people by their sums, instead of rows; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             error: the error of each count, instead of `epsilon`.
@@ -161,8 +161,8 @@ class CountsOfTable(AskedTable):
 
         Args:
             column: the name of a column of texts or numbers. Missing entries are not counted. In a
-                table with `person`, only some entries of a person count, as `PrivateTable` says of
-                `groups`.
+                table with `person`, the number of entries of a person is limited; see `groups` in
+                `PrivateTable`.
             by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -295,15 +295,15 @@ class CountsOfTable(AskedTable):
         """A range of a column that contains nearly all of its numbers, between powers of two.
 
         The numbers are counted with noise, in buckets between powers of two and their negatives.
-        The range goes from the first to the last bucket whose noisy count is large enough. If the
-        numbers in a bucket are much larger than those in the fullest bucket, its count must be
-        larger, because the bucket would make the range much wider.
+        The range goes from the first to the last bucket whose noisy count is large enough. A bucket
+        of numbers much larger than those in the fullest bucket would make the range much wider, so
+        such a bucket needs a higher noisy count.
 
         Args:
             column: the name of a column of numbers.
             by: columns and their keys.
             where: a predicate on a row; `PrivateTable` explains all arguments.
-            per_person: "sum" for people's sums; see `PrivateTable`.
+            per_person: "sum" for a range of people's sums; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             key: a typed key for tests; None draws a new one.
@@ -417,8 +417,8 @@ def _needed(fullest: int, mechanism: AdditiveMechanism, sure: float) -> np.ndarr
     octaves = _OCTAVES - _OCTAVES[fullest]
     scale = float(mechanism.effective_scale(like=np.int32(0)))
     larger = scale * (_NEEDED + _LARGER * octaves)
-    # A bucket of smaller numbers hardly widens the range. So a noisy count of `sure`, which empty
-    # buckets rarely exceed, is always enough for this bucket.
+    # A bucket of smaller numbers hardly widens the range, even if it is included by mistake. So its
+    # noisy count need not exceed `sure`. The noise of an empty bucket rarely exceeds `sure`.
     smaller = np.minimum(scale * (_NEEDED - _SMALLER * octaves), sure)
-    # Counts are integers, and a bucket whose count is 0 or less is not in the range.
+    # Noisy counts are integers. A bucket whose noisy count is 0 or less is not included.
     return np.maximum(np.where(octaves > 0, larger, smaller), 1)

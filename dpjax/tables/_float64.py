@@ -40,7 +40,7 @@ def in_float64(
 
 
 def sums_in_float64(query: Query, mechanism: AdditiveMechanism) -> Callable[..., Release]:
-    """Returns the private version of a query of sums, whose values are converted to float64."""
+    """Returns the private version of a query of sums. The released sums are float64."""
     private = privatize(Unchanging("sum", query._integers), query._on_integers(mechanism))
 
     def ask(key: Key, database: Database, *, name: str) -> Release:
@@ -92,7 +92,10 @@ def covariance_of(measured: dict[str, Any], facts: dict[str, Any]) -> dict[str, 
 
 
 def _averages(measured: dict[str, Any], facts: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns averages of x and x x^T, from the upper triangle of the sum of z z^T, z = (1, x)."""
+    """Returns the averages of x and of x x^T.
+
+    They are computed from the upper triangle of the sum of z z^T over the records, for z = (1, x).
+    """
     triangle = np.asarray(measured["sums"], np.float64) * facts["unit"]
     size = 1 + len(facts["middle"])
     rows, columns = np.triu_indices(size)

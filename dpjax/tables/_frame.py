@@ -59,10 +59,10 @@ class Column:
         """Returns the entries in float64. Refuses texts."""
         if self.is_text:
             raise TypeError(
-                f"column {self.name!r} must hold numbers for this statistic, got texts: count "
-                "the texts by their keys, or convert the column to numbers. Objects of pandas count"
-                " as texts, too: convert them by pandas.to_numeric, pandas.to_datetime or"
-                ' .astype("boolean")'
+                f"column {self.name!r} must hold numbers for this statistic, got texts: convert "
+                "the column to numbers, or count its texts by passing the column and its keys as "
+                "by=. Objects of pandas count as texts, too: convert them by pandas.to_numeric, "
+                'pandas.to_datetime or .astype("boolean")'
             )
         if _checks.is_traced(self.entries):
             return self.entries.astype(jnp.result_type(float))

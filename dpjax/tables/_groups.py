@@ -77,7 +77,7 @@ def cells_by(by: By | None, frame: Frame) -> Cells:
         return found
     if not isinstance(by, Mapping) or not by:
         raise TypeError(
-            'by must give columns and their public keys, as {"cut": ["Fair", "Ideal"]}, got'
+            'by must be a dict from columns to public keys, as {"cut": ["Fair", "Ideal"]}, got'
             f" {_checks.shown(by)}"
         )
     for name, given in by.items():

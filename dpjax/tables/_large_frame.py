@@ -167,7 +167,8 @@ def texts_of_words(frame: Frame, name: str, words: np.ndarray) -> list[str | Non
     return [found.get(i) for i in range(len(words))]
 
 
-# The following code groups the rows of a frame larger than memory by person, in temporary files.
+# The following code is for frames larger than memory. It groups their rows by person, in temporary
+# files.
 
 
 # The largest number of files that one pass writes.

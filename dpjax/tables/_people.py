@@ -66,10 +66,10 @@ class People:
         )
 
     def once(self, question: Question, frame: Frame, column: Column) -> Question:
-        """Restricts a question to rows of each person with different entries in a column.
+        """Restricts a question to one row for each different entry of a person in a column.
 
-        If the number of groups of this column is limited, the limit is the number of entries of a
-        person that count. Otherwise it is the limit on rows. In the column of ids, it is 1.
+        A person counts with a limited number of entries. The limit is that on the groups of this
+        column, if there is one, and otherwise that on rows. For the column of ids, it is 1.
         """
         here, sizes = self._here(question)
         most = {self.person: 1, **dict(self.truncation.groups)}
@@ -80,7 +80,10 @@ class People:
         return _restricted(question, kept, contribution(here, sizes))
 
     def _here(self, question: Question) -> tuple[Truncation, dict[str, int]]:
-        """Returns the limits for the groups of a question, and the number of keys of each."""
+        """Returns the limits on people's rows that apply to a question.
+
+        Also returns the number of keys of each column of groups in the question.
+        """
         sizes = {name: len(keys) for name, keys in question.cells.axes}
         groups = tuple(one for one in self.truncation.groups if one[0] in sizes)
         return dataclasses.replace(self.truncation, groups=groups), sizes

@@ -23,9 +23,9 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
 
     Arguments that many statistics take:
 
-    - `by`: columns and their public keys, as {"ward": ["A", "B"]}, for every combination of keys.
-      Instead of a list of keys you may pass a release of `keys`. Rows with other keys are not
-      counted.
+    - `by`: columns and their public keys, as {"ward": ["A", "B"]}. The statistic is computed for
+      every combination of keys. Instead of a list of keys you may pass a release of `keys`. Rows
+      with other keys are not counted.
     - `where`: a public predicate on one row, written in JAX, such as `lambda row: row["age"] >=
       18`. Entries of the row are numbers, or texts, dates and times that can be compared with other
       texts, dates and times. A missing number or date is NaN.

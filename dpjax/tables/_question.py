@@ -70,7 +70,7 @@ class Cost:
     relation: NeighboringRelation
 
     def price(self) -> Price:
-        """Returns the epsilon and the delta of the release, if an error is not given."""
+        """Returns epsilon and delta of the release, if the user gave epsilon and no error."""
         assert self.epsilon is not None
         return self._at(self.epsilon)
 
@@ -121,13 +121,13 @@ class Cost:
         return self._smaller(query, self._at(_digits_up(enough)))
 
     def buys(self, query: IntegerQuery) -> Price:
-        """Returns the price of a statistic of `query`, without a delta if it has Laplace noise."""
+        """Returns the price of a statistic of `query`. If its noise is Laplace, delta is None."""
         price = self.price()
         is_gaussian = self._smaller(query, price).noise is GAUSSIAN
         return price if is_gaussian else price._replace(delta=None)
 
     def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
-        """Returns the smaller noise: Laplace noise or, if there is a delta, Gaussian noise."""
+        """Returns the mechanism with less noise: Laplace or, if there is a delta, Gaussian."""
         epsilon, delta = price
         pure = discrete_laplace if _counts(query) else laplace
         choices = [pure(query.sensitivity("l1", relation=self.relation), epsilon)]
@@ -254,7 +254,7 @@ class Question:
         return groups if self.people is None else RowsOfPeople(groups, self.people)
 
     def of_people(self, query: Query) -> Query:
-        """Returns the query on rows that count, with a sensitivity for all rows of a person."""
+        """Returns the query. With people, its sensitivity is for all used rows of a person."""
         return query if self.people is None else self.people.query(query)
 
     def pooled(self) -> "Question":
@@ -275,7 +275,7 @@ class Question:
         )
 
     def once_in_each(self, cells: int) -> "Question":
-        """Returns the question, if at most one row of a person is in each of some cells."""
+        """Returns the question for people with at most one row in each of `cells` cells."""
         people = self.people
         if people is None:
             return self

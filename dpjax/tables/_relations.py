@@ -355,9 +355,10 @@ def statistic_of(
 
 @functools.lru_cache
 def _program(text: str) -> Callable[..., PyTree]:
-    """Compiles a statistic as a function of noisy sums. `text` contains the facts in JSON.
+    """Compiles a statistic as a function of noisy sums.
 
-    One program compiles faster than many single operations.
+    `text` is the public facts about the statistic, in JSON. One program compiles faster than many
+    single operations.
     """
     facts = json.loads(text)
     statistic = STATISTICS[facts["statistic"]]
@@ -370,7 +371,10 @@ def _program(text: str) -> Callable[..., PyTree]:
 
 
 def _line_of_moments(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """Returns weights and intercept in units of the columns, and the normal equations' matrix."""
+    """Returns the weights and the intercept of a line, and the matrix of the normal equations.
+
+    Weights and intercept are in the units of the columns.
+    """
     found, matrix = _solution(moments, facts)
     (y_size,), (y_middle,) = facts["y"]["size"], facts["y"]["middle"]
     ratio = y_size / np.asarray(facts["x"]["size"])

@@ -79,10 +79,10 @@ class SynthesisOfTable(CountsOfTable):
 
         Args:
             columns: the names of the columns; None for all but the ids of people. The cells of a
-                column are known if it has keys, bounds or edges here, or if its dtype lists its
-                keys, such as booleans or an Enum of polars. For all other columns, a quarter of
-                epsilon and delta pays for finding keys or bounds. The label says what was found. If
-                nothing is found for a column, its entries are missing in all rows.
+                column are known if `keys`, `bounds` or `buckets` give them, or if its dtype lists
+                its keys, such as booleans or an Enum of polars. For all other columns, a quarter of
+                epsilon and delta pays for finding keys or bounds. The label of the release names
+                them. If nothing is found for a column, its entries are missing in all rows.
             rows: how many rows to draw; any public number, at no cost.
             keys: the public keys of columns of categories, which may come from a release of keys.
                 Rows with other keys are not counted.
@@ -147,8 +147,8 @@ class SynthesisOfTable(CountsOfTable):
         cells = [known[name] for name in names if name in known]
         if not cells:
             raise ValueError(
-                "columns must have keys or bounds, and too few rows are used to find them "
-                "privately: give keys or bounds for some of "
+                "columns must have keys or bounds, but none were given, and too few rows are used "
+                "to find them privately: give keys or bounds for some of "
                 f"{_checks.shown(names)}"
             )
         here, price = [one.name for one in cells], rest.price()

@@ -24,7 +24,7 @@ Where: TypeAlias = Callable[[dict[str, Any]], Any]
 
 
 class _Entry(np.lib.mixins.NDArrayOperatorsMixin):
-    """An entry of a row with comparisons of its own. JAX functions see it as a number."""
+    """An entry of a row. This class defines operators for it. JAX functions see a number."""
 
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError
@@ -201,5 +201,5 @@ def _columns_of(predicate: Where, frame: Frame) -> list[str]:
     with jax.enable_x64(True), needs_no_values("where"):
         jax.eval_shape(lambda: predicate(asked))  # pyright: ignore[reportArgumentType]
     if not asked.names:
-        raise ValueError("where must depend on a column of the row, but it uses no column")
+        raise ValueError("where= must depend on a column of the row, but it uses no column")
     return list(asked.names)

@@ -134,8 +134,8 @@ def test_curves_under_several_relations_are_told_apart(sweep):
     panels = utility(grid(sweep, relation=("n", [one, one])), col="n")
     assert panels[0, 0].get_title() == "n = 30"
     mixed = grid(sweep, relation=(("n", "norm"), [[one, other], [other, one]]))
-    with pytest.raises(ValueError, match="no rows, columns or curves separate"):
+    with pytest.raises(ValueError, match="one neighboring relation in each row"):
         utility(mixed, col="n")
-    with pytest.raises(ValueError, match="no rows, columns or curves separate"):
+    with pytest.raises(ValueError, match="one neighboring relation in each row"):
         utility(grid(sweep, relation=("epsilon", [one, one, one, other])), col="n")
     assert utility(mixed.sel(n=30)).get_lines()[1].get_label() == f"global ({other})"
