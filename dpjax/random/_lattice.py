@@ -123,7 +123,7 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
     """Builds the table for at most 4096 weights, whose sum must be 2^(32 * limbs)."""
     width = 32 * limbs
     if sum(weights) != 2**width or len(weights) > SLOTS:
-        raise ValueError(f"weights must be at most {SLOTS} integers with the sum 2^{width}")
+        raise ValueError(f"weights must have at most {SLOTS} entries and the sum 2^{width}")
     capacity = 2 ** (width - SLOT_BITS)
     left = weights + [0] * (SLOTS - len(weights))
     stored = [slot << (width - SLOT_BITS) for slot in range(SLOTS)]

@@ -116,9 +116,9 @@ class Repetitions:
         return math.ceil(2 * self.poisson_mean)
 
     def attempt(self, coin: Coin) -> int | None:
-        """Attempts to draw a negative binomial variable, or a piece of a Poisson variable.
+        """Attempts to draw a negative binomial variable, or one of the `pieces` Poisson variables.
 
-        The result is None if the attempt fails. Given success, the number has the right
+        The result is None if the attempt fails. Given success, the result has the right
         distribution.
         """
         if self.shape is None:

@@ -225,8 +225,8 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
     is subtracted from all sums.
 
     Gaps are clamped to `farthest`, 2^61 lattice points, which is larger than any noise. This
-    replaces a score s by max(s, best - farthest). One record changes this maximum by at most as
-    much as it changes the scores.
+    replaces a score s by max(s, best - farthest). If a record changes all scores by amounts between
+    a and b, it also changes all these maxima by amounts between a and b.
     """
     # XLA may compute a score twice and round it differently. Then the gap of the best option could
     # be negative and wrap around, and the option would never be selected. `written` prevents this.
