@@ -295,7 +295,7 @@ class DpSgdRun(NamedTuple):
         if run.overlaps and (rate != 1 or separated):
             assert self.strategy is not None
             raise ValueError(
-                f"sampling must have at least groups={self.strategy.bands}, one for each band of "
+                f"sampling must have at least {self.strategy.bands} groups, one for each band of "
                 f"the strategy, got {sampling}: with fewer groups, two batches of a record would "
                 "enter one published number. Draw batches by learning.cyclic_sampling, or batches "
                 "that contain all records of their group"

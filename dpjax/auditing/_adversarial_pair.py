@@ -354,7 +354,7 @@ def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
 def _uniforms(
     search: _Search, key: Key, *, choices: int, sets: int
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Draws uniform numbers: some for choices, and `sets` for every entry of each array.
+    """Draws `choices` uniform numbers, and `sets` uniform numbers for every entry of each array.
 
     One call draws all numbers, because each call of a random number generator takes long to
     compile.
@@ -445,7 +445,7 @@ def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> Adversa
     values = alone(one), alone(other)
     moved = float(distance(search.norm, *values)) * (1 - _ERROR_OF_NORM)
     if not (math.isfinite(moved) and math.isfinite(heights[best])):
-        # If a value is not finite, the distance proves nothing, so it is replaced by 0.
+        # A value or a height is not finite. Then no distance is proved.
         moved = 0.0
     hidden = sum(float(resolution(search.norm, value)) for value in values)
     return AdversarialPair(max(0.0, moved - hidden), *jax.device_get((one, other)))

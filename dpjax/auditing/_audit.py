@@ -138,8 +138,8 @@ Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]
 _LEAST_SAMPLES = 100
 # The number of samples of each value in the pilot audit, which chooses among candidate pairs.
 _PILOT = 2**14
-# Most of the failure probability is allotted to the first event. This fraction of it is allotted to
-# each later event.
+# An audit tests a few events. This fraction of the failure probability is allotted to each event
+# after the first. The first event gets the rest.
 _LATER = 1 / 8
 
 
@@ -164,7 +164,7 @@ def audit(
 
     Half of the samples choose up to three events, from a common event to a rare but revealing one.
     The other half bounds their probabilities under the two values, by Clopper-Pearson limits that
-    share the error. The candidates are:
+    together fail with probability at most 1 - confidence. The candidates are:
 
     - high likelihood ratios, if the mechanism has a `log_prob`;
     - thresholds, and coarse and fine intervals, of single numbers and of projections;
@@ -298,7 +298,7 @@ def audit_curve(
     counts = [_checks.integer("samples", count, least=_LEAST_SAMPLES) for count in samples]
     confidence = _checks.fraction("confidence", confidence)
     if not counts:
-        raise ValueError("samples must contain at least one number of samples, got none")
+        raise ValueError("samples must list at least one sample size, got none")
     question = _question(mechanism, delta, at_epsilon)
     sampler = Sampler(_checks.function("mechanism", mechanism), jit)
     pair = _checked_pair((value, neighbor))
@@ -355,9 +355,9 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # Tuples are compared by their first entry first. So an event that was chosen with a larger
-        # caution wins, because it is more reliable, and expected bounds decide only between equal
-        # cautions.
+        # Tuples are compared by their first entry first. So the pair whose event was chosen with
+        # the largest caution wins, because that event is most reliable. If cautions are equal, the
+        # larger expected bound wins.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 

@@ -63,8 +63,9 @@ class Calibration:
             confidence: the posterior probability of the interval, in (0, 1).
 
         Returns:
-            Shape (numbers,), fractions of the trials. The interval leaves out equally many ranks at
-            both ends. If this number is not whole, a trial with the rank at the edge counts partly.
+            Shape (numbers,), fractions of the trials. The interval leaves out the same number of
+            ranks at both ends. This number may not be an integer. Then a trial whose rank is at the
+            boundary counts as a fraction.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -72,8 +73,8 @@ class Calibration:
         """
         confidence = _checks.fraction("confidence", confidence)
         left = (1 - confidence) / 2 * (self.draws + 1)
-        # If the interval contains only a fraction of a rank, each trial with this rank is counted
-        # with this fraction.
+        # `left` is the number of ranks below the interval. If it is not an integer, the interval
+        # begins inside of a rank. Then a trial with this rank counts as a fraction.
         whole, part = int(left), left - int(left)
         folded = np.minimum(self.ranks, self.draws - self.ranks)
         inside = np.where(folded > whole, 1.0, np.where(folded == whole, 1 - part, 0.0))

@@ -36,8 +36,8 @@ _LARGEST_LOG_RATIO = 6.0
 # Limits for fitting a density: the largest number of integer outcomes, the least number of draws of
 # an outcome, and the largest number of float coordinates.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The fitted density has this fraction of the standard deviation of the noise, and it is truncated
-# at these quantiles.
+# The standard deviation of the fitted density is this fraction of that of the noise. The fitted
+# density is truncated at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 
@@ -50,7 +50,8 @@ class ConformanceReport:
         guarantee: the guarantee of the tested mechanism.
         draws: the number of releases that were tested against `log_prob`.
         moves: the number of other values that the value was compared with.
-        ratio_error: the largest difference from 1 of a mean likelihood ratio, over these values.
+        ratio_error: for each of these values, the mean likelihood ratio of the draws should be 1.
+            This is the largest difference from 1.
         largest_loss: the largest privacy loss of a draw: log p(Y | value) - log p(Y | other value),
             for other values within the sensitivity.
         delta: the largest delta, at the guarantee's epsilon, for which the draws give evidence.
@@ -98,7 +99,10 @@ class _Case:
 
     @functools.cached_property
     def keys(self) -> Key:
-        """Returns a key for each draw, in batches of one size, which share a compiled program."""
+        """Returns a key for each draw.
+
+        Keys are in batches of one size, so that one compiled program draws all batches.
+        """
         return jax.random.split(self.key, (math.ceil(self.draws / _BATCH), _BATCH))
 
     @functools.cached_property
@@ -349,8 +353,9 @@ def _sanitizes(case: _Case) -> str:
     return f"released like their replacements: {', '.join(found)}"
 
 
-# What draws with density p show about one other value, under which the density is p': how far the
-# mean of p' / p is from 1, the largest log(p / p'), and the delta at the claimed epsilon.
+# Draws have the density p for one value, and the density p' for another. The three numbers are the
+# distance of the mean of p' / p from 1, the largest log(p / p'), and the delta at the claimed
+# epsilon.
 _Fit = tuple[float, float, float]
 
 
@@ -401,7 +406,8 @@ def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
 def _fits_density(case: _Case, name: str, here: np.ndarray, there: np.ndarray) -> _Fit:
     """Checks that draws have the stated density p, and that the loss satisfies (epsilon, delta).
 
-    The loss compares p with the density p' for another value.
+    The loss is log(p / p'), where p' is the density of an output for another value. `here` is log p
+    of each draw, and `there` is log p'.
     """
     ratio_error = _has_mean_ratio_1(name, here, there)
     delta = float(case.mechanism.guarantee.delta)

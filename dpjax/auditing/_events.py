@@ -40,11 +40,11 @@ class Question:
 # The numbers of thresholds for each score: evenly spaced over the sample, and geometrically spaced
 # toward both ends.
 _EVEN, _TAIL = 256, 48
-# While an event is being chosen, the error probability is divided by one of these numbers. This
-# widens the limits, so that no event is chosen only because of a chance fluctuation of the sample.
-# The first divisor widens the limits by three standard errors of the sample. The smaller divisors
-# are for rare events, small epsilons and few samples, for which the first divisor would reject
-# every event.
+# While an event is being chosen, the error probability is divided by a caution, one of these
+# numbers. This widens the limits, so that no event is chosen only because of a chance fluctuation
+# of the sample. The first caution widens the limits by three standard errors of the sample. It
+# would reject every event if events are rare, epsilon is small or samples are few. The smaller
+# cautions are for these cases.
 _CAUTIONS = (1e5, 30.0, 1.0)
 # A later score is preferred to an earlier score only if it improves the bound by this fraction,
 # because earlier scores have events that are simpler to describe.
@@ -108,11 +108,12 @@ class Experiment:
     def answer(
         self, likelier: ArrayLike, other: ArrayLike, share: float = 0.5, caution: float = 1.0
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the bound that follows from the counts of an event, and the two limits.
+        """Returns a bound on epsilon or delta from the counts of an event, and two limits.
 
-        The limits are a lower limit of the event's probability under the likelier value, and an
-        upper limit under the other value. Each limit is wrong with at most its share of the error
-        probability. So the probability that one of them is wrong is at most the error probability.
+        `likelier` and `other` count the outputs in the event under two values. The limits are a
+        lower limit of the event's probability under the likelier value, and an upper limit under
+        the other value. Each limit is wrong with at most its share of the error probability. So the
+        probability that one of them is wrong is at most the error probability.
         """
         lower = clopper_pearson_lower(likelier, self.trials, share * self.error / caution)
         upper = clopper_pearson_upper(other, self.trials, (1 - share) * self.error / caution)
@@ -122,11 +123,12 @@ class Experiment:
 def choose(
     scores: Iterable[Score], here: Value, there: Value, experiment: Experiment
 ) -> list[ChosenEvent]:
-    """Returns the events with the largest expected bounds, among all thresholds of all scores.
+    """Returns the events with the largest expected bounds.
 
-    During the choice, the error probability is divided by a number, the caution. There is at most
-    one event for each caution in `_CAUTIONS`, the largest caution first; a smaller caution admits
-    rarer events. Scores must be in order of preference.
+    An event is that a score is at least, or at most, a threshold. During the choice, the error
+    probability is divided by a number, the caution. At most one event is returned for each caution
+    in `_CAUTIONS`, the largest caution first. A smaller caution admits rarer events. Scores must be
+    in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]
@@ -139,7 +141,7 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """For each threshold, how many outputs have a score of at least, and at most, the threshold."""
+    """Two counts of outputs per threshold: the score is at least, or at most, the threshold."""
 
     score: Score
     thresholds: np.ndarray

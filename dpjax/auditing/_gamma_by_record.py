@@ -149,9 +149,9 @@ def gamma_by_record(
     """For each record r, the fraction of its pairs that a sensitivity does not cover: gamma(r).
 
     Let G be the distance of the values of a random pair, and Delta the sensitivity. Then gamma(r) =
-    P(G > Delta | record r) is a probability for a person with record r: the other n - 1 records and
-    the record that replaces r are random. The gamma of a sampled sensitivity bounds P(G > Delta),
-    which is the average of gamma(r) over people.
+    P(G > Delta | record r). Here r is fixed, while the other n - 1 records and the record that
+    replaces r are random. The gamma of a sampled sensitivity bounds P(G > Delta), the average of
+    gamma(r) over people.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
@@ -277,9 +277,10 @@ def _further_apart(
     plan: Plan,
     hidden: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Counts, for each record, the pairs that may be farther apart than the sensitivity.
+    """Returns two counts of pairs for each record.
 
-    The second result counts the pairs that certainly are.
+    The first counts the pairs whose distance may exceed the sensitivity. The second counts the
+    pairs whose distance certainly exceeds the sensitivity.
     """
     value = float(sensitivity.value)
     hidden += rounding_of_a_distance(plan, sensitivity.norm, value)

@@ -80,7 +80,8 @@ def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# A grid may miss at most this fraction of all numbers, which then count as exceptions.
+# A grid contains nearly all numbers of a coordinate. At most this fraction of the numbers may be
+# off the grid.
 _STRAYS = 0.02
 
 
@@ -121,7 +122,7 @@ def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
 
 
 def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coordinate]:
-    """Returns the numbers of an output with the highest scores."""
+    """Returns the `count` coordinates of an output that have the highest scores."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(here)]
     ends = np.cumsum([len(score) for score in scores])
     chosen: list[Coordinate] = []
@@ -135,7 +136,10 @@ def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coord
 
 
 def whole_output(here: Value, there: Value) -> Code:
-    """Returns a code of the whole output, which includes all of its bits."""
+    """Returns the code that maps an output to a hash of all of its bits.
+
+    The outputs in `here` and `there` are used only to label codes.
+    """
 
     def show(outputs: Value, row: int) -> str:
         leaves = [np.asarray(leaf[row]) for leaf in jax.tree.leaves(outputs)]
@@ -174,9 +178,9 @@ def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
 
 
 def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
-    """Returns a code of the interval that contains the number.
+    """Returns the code that maps a number to the index of its interval.
 
-    Intervals are about equally likely.
+    There are at most `count` intervals, which are about equally likely.
     """
     both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
     edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
@@ -237,9 +241,10 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
 def off_the_grid(
     coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
 ) -> Code:
-    """Returns a code: 0 if a number is on the grid that most numbers are on.
+    """Returns the code that tells whether a number is on the grid that contains most numbers.
 
-    Otherwise, it tells whether the differences of the number from value and neighbor are exact.
+    The code is 0 on the grid. Off the grid, it tells whether number - value and number - neighbor
+    can be computed without rounding.
     """
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
@@ -260,7 +265,7 @@ def off_the_grid(
 
 
 def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> list[np.ndarray]:
-    """Returns the lowest set bits of the differences between outputs and the values `ends`."""
+    """Returns, for each of the `ends`, the lowest set bit of every output minus this end."""
     numbers = exact_numbers(coordinate(outputs))
     with np.errstate(over="ignore", invalid="ignore"):  # NaN is cast to an arbitrary integer.
         values = [exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]

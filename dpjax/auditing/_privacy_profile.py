@@ -44,7 +44,7 @@ _GAMMA = 0.05
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PrivacyProfile:
-    """How private one or several releases are together; `dpjax.privacy_profile` makes it.
+    """The joint privacy of one or several releases; `dpjax.privacy_profile` makes it.
 
     Attributes:
         epsilon: the sum of the mechanisms' epsilons.
@@ -52,9 +52,9 @@ class PrivacyProfile:
         n: the number of records of a database.
         m: the number of pairs.
         confidence: the confidence of all statements together.
-        band: limits of the distribution of the pairs' stretches. The stretch of a pair is the
-            distance of its values divided by the distance to which the noise is calibrated.
-        curve: the hockey-stick divergence of a pair, as a function of its stretch.
+        band: the stretch of a pair is the distance of its values divided by the distance to which
+            the noise is calibrated. `band` has limits of the distribution of stretches.
+        curve: the hockey-stick divergence of a pair, as a function of the pair's stretch.
         identity: the fingerprint of the sampling.
         notes: other facts that a reader must know.
         losses: limits of the distribution of the privacy losses of one release about each pair;
@@ -178,12 +178,13 @@ def privacy_profile(
     m: int,
     confidence: float = 0.99,
 ) -> PrivacyProfile:
-    """Computes how private releases about one database are, at every epsilon, from sampled pairs.
+    """Computes the joint privacy of releases about one database, for all epsilons at once.
 
-    The guarantee of a sampled sensitivity has one gamma, and says nothing about pairs beyond it.
-    The profile also bounds the privacy loss of those pairs. And it adds up the losses of releases
-    on each pair, while `dpjax.accounting.compose` adds up the gammas of all releases as if they
-    failed on different pairs.
+    The profile is computed from sampled pairs of databases. The guarantee of a sampled sensitivity
+    has one gamma, a bound on the fraction of pairs that the sensitivity does not cover. It says
+    nothing about these pairs. The profile also bounds their privacy loss. And the profile adds up
+    the losses of releases on each pair, while `dpjax.accounting.compose` adds up the gammas of all
+    releases as if they failed on different pairs.
 
     The function draws m pairs of neighboring databases. Let the values of a pair be at distance G.
     The pair has the loss a = epsilon G / Delta, where Delta is the mechanism's sensitivity. Its

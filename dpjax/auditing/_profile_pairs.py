@@ -96,7 +96,11 @@ class Joint:
                 )
 
     def stretch(self, moved: PyTree) -> jax.Array:
-        """Returns the size of a difference over the size to which the noise is calibrated."""
+        """Returns the stretch of a pair, given the differences `moved` of its values.
+
+        The stretch is the distance of the values, divided by the distance to which noise is
+        calibrated.
+        """
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -119,7 +123,7 @@ def sampled_stretches(
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
     """Returns, for each pair, upper bounds on its stretch and on the loss of a simulated release.
 
-    The stretch of a pair is the distance of its values over the calibrated distance.
+    The stretch of a pair is the distance of its values, divided by the calibrated distance.
 
     Returns:
         The stretches; the losses, or None if the stretches determine the exact curve; and the
@@ -204,7 +208,8 @@ _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
 # The bound with `_LOGIT_ERROR` is valid only if the largest logit is at least this number. If all
 # logits are smaller, rounding errors are large relative to the differences that are computed.
 _LEAST_LOGIT = -16.0
-# A bound on the relative and on the absolute error of a shift, the distance in `PairLoss.shift`.
+# The distance that `PairLoss.shift` returns has a relative error and an absolute error. Each is at
+# most this number.
 _SHIFT_ERROR = 2.0**-10
 
 
@@ -220,7 +225,10 @@ class ReleasedPair(RandomPair):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Returns the shape of what `distance` returns for a pair: its stretch and its loss."""
+        """Returns (2,): for a pair, `distance` returns two numbers, its stretch and its loss.
+
+        The stretch is the distance of the values, divided by the calibrated distance.
+        """
         return (2,)
 
     def distance(
@@ -228,7 +236,7 @@ class ReleasedPair(RandomPair):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the stretch and the loss of pair `index`, and the rounding step of its values.
 
-        The stretch is the distance of the values over the calibrated distance.
+        The stretch is the distance of the values, divided by the calibrated distance.
         """
         if self.sums is None:
             return super().distance(key, index, position)
@@ -244,7 +252,7 @@ class ReleasedPair(RandomPair):
     def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
         """Returns the stretch and the loss of pair `index`, given its two values.
 
-        The stretch is the distance of the values over the calibrated distance.
+        The stretch is the distance of the values, divided by the calibrated distance.
         """
         loss, noise = self._release(key, index)
         return jnp.stack([distance(self.norm, value, other), loss(value, other, noise)])
@@ -257,7 +265,7 @@ class ReleasedPair(RandomPair):
 def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
     """Adds a simulated release to a pair, unless its stretch determines the exact divergence.
 
-    The stretch of a pair is the distance of its values over the calibrated distance.
+    The stretch of a pair is the distance of its values, divided by the calibrated distance.
     """
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
@@ -356,7 +364,10 @@ def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _of_laplace(key: Key, a: jax.Array) -> jax.Array:
-    """Returns the loss |z + a| - |z| of Laplace noise z: a for z > 0, and down to -a for z < 0."""
+    """Draws the loss |z + a| - |z| of Laplace noise z.
+
+    The loss is a for z > 0. For z < 0, it decreases from a to -a as z decreases.
+    """
     uniform, above = _uniforms(key, a)
     relative, absolute = LOG_ERROR
     depth = jnp.maximum(-jnp.log(uniform) * (1 - relative) - absolute, 0)
@@ -377,7 +388,10 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 
 def log_of_chances(joint: Joint) -> float:
-    """Adds up a bound on the rounding error of an option's log probability over all selections."""
+    """Returns the sum of one bound for each selection.
+
+    The bound is on the rounding error of an option's log probability.
+    """
     # The factor 2 covers two errors: the error of a probability, and the error of the sum of all
     # probabilities.
     return sum(
@@ -392,8 +406,8 @@ def _raised(
 ) -> np.ndarray:
     """Adds a margin to sampled losses, for the errors of the distances from which they come.
 
-    Losses and stretches are in the order of the pairs. A stretch is the distance of two values over
-    the calibrated distance.
+    Losses and stretches are in the order of the pairs. A stretch is the distance of two values,
+    divided by the calibrated distance.
     """
     losses = np.asarray(losses, np.float64)
     if max(relative, absolute * joint.pure) > _SHIFT_ERROR:

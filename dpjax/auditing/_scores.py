@@ -30,7 +30,7 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """The outputs from which scores are learned: `here` under value, `there` under neighbor."""
+    """The outputs from which scores are learned: `here` of `value`, and `there` of `neighbor`."""
 
     sampler: Sampler
     value: Value
@@ -124,7 +124,8 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
     # A code that was seen only once is not evidence for either value.
     kinds, counts = kinds[counts > 1], counts[counts > 1]
-    # One is added to each count, so that a rare code does not look certain.
+    # One is added to each count. Otherwise a rare code that occurs under only one value would have
+    # an infinite score.
     ratios = np.log1p(_occurrences(kinds, here)) - np.log1p(_occurrences(kinds, there))
 
     def evaluate(outputs: Value) -> np.ndarray:
@@ -155,7 +156,10 @@ def _occurrences(kinds: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _sum_of(tables: list[Score]) -> Score:
-    """Sums the log likelihood ratios of all numbers, as if the numbers were independent."""
+    """Adds up scores, each a log likelihood ratio of one number of an output.
+
+    The sum would be the log likelihood ratio of the output if its numbers were independent.
+    """
 
     def evaluate(outputs: Value) -> np.ndarray:
         return np.sum([table.evaluate(outputs) for table in tables], axis=0)
@@ -164,7 +168,6 @@ def _sum_of(tables: list[Score]) -> Score:
 
 
 def _directions(evidence: Evidence) -> Iterator[Score]:
-    """Yields projections of outputs onto the difference of the values, and of the mean outputs."""
     gaps = _gaps(evidence)
     if gaps is not None:
         yield _number("output . (value - neighbor)", _projection(gaps))
@@ -191,7 +194,7 @@ def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | Non
 
 
 def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
-    """Returns the difference of the values if it is not 0 and fits the outputs, or else None."""
+    """Returns value - neighbor; None if it is 0, or if its shapes are not those of the outputs."""
     ends = _ends(evidence)
     if ends is None:
         return None

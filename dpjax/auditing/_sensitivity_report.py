@@ -29,8 +29,9 @@ class SensitivityReport:
         norm: the norm of distances.
         proved: the proved sensitivity; None without a proof.
         adversarial: two neighbors whose values are far apart.
-        sampled: the estimates by gamma; empty without an oracle, None if sampling was refused.
-        refusals: for each line of the table that has no number, by name: the reason and a remedy.
+        sampled: maps each gamma to its estimate, or to None if sampling was refused. Empty without
+            an oracle.
+        refusals: maps the name of each table line without a number to the reason and a remedy.
 
     Formal guarantees:
         Those of `dpjax.sensitivity_report`, which makes it.
@@ -73,8 +74,8 @@ def sensitivity_report(
 
     All numbers are for the target applied to clamped records, which is what a release with a proved
     sensitivity computes. The result prints as a table. Its last column is each number divided by
-    the proved number. With a sampled sensitivity, noise is smaller by this ratio, but the guarantee
-    has the gamma in the same row.
+    the proved number. If you calibrate noise to a sampled number, the noise is smaller by this
+    ratio. But then the guarantee has the gamma of the same row.
 
     Args:
         key: a typed key.
@@ -151,7 +152,10 @@ def sensitivity_report(
 def _with_slopes(
     function: Callable[[Database], Value], like: Callable[[Database], Value]
 ) -> Callable[[Database], Value]:
-    """Gives `function` the derivative of `like`, because integer sums of a program have none."""
+    """Gives `function` the derivative of `like`.
+
+    `function` may add up integers, and then it has no derivative of its own.
+    """
 
     # `custom_jvp` wraps this new function instead of the target, because JAX would add the default
     # arguments of the target's signature.
@@ -168,9 +172,10 @@ def _with_slopes(
 
 
 def _searched(public: RecordBounds, specs: Database) -> PyTree:
-    """Converts bounds to those of the search.
+    """Converts the public bounds to bounds for the search.
 
-    Categories become intervals, which the target clamps.
+    Categories become the interval from the least to the largest category. The target replaces each
+    number in the interval by a category.
     """
     leaves, structure = jax.tree.flatten(specs)
     found: list[object] = []

@@ -77,7 +77,7 @@ def double_moves(
 
 
 def _steps(norm: Norm, most: float, value: Value, neighbor: Value) -> list[tuple[_Place, float]]:
-    """Returns how far each coordinate may change alone.
+    """Returns, for each coordinate, how far it may change if no other coordinate changes.
 
     Integers that cannot change are left out.
     """

@@ -27,7 +27,8 @@ from dpjax.targets._optax_training import optax_promotion
 
 _MOST_STEPS = 2**16
 _MOST_BUFFERS = 2**5
-# Integers of buffers stay below 2^_WORD_BITS, and so does their weighted sum.
+# Each buffer holds integers. They stay below 2^_WORD_BITS in magnitude, and so does the weighted
+# sum of all buffers.
 _WORD_BITS = 61
 # Powers of theta are computed with this many binary digits.
 _DIGITS = 256
@@ -93,7 +94,7 @@ class BufferedStrategy(Strategy):
 
     @property
     def rounding(self) -> float:
-        """1 for the rounding of a row, plus a small number for the rounding of buffers."""
+        """1 grid unit for rounding a row, plus a small number for rounding the buffers."""
         of_buffers = sum(
             abs(scale) / 2**FRACTION_BITS * reach + 1
             for scale, reach in zip(self.scales.tolist(), self._reaches, strict=True)
@@ -156,7 +157,10 @@ class BufferedStrategy(Strategy):
 
 
 def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -> BufferedStrategy:
-    """Returns the strategy with the nearest numbers to theta, omega and the diagonal.
+    """Returns the strategy with theta, omega and the diagonal rounded to integers.
+
+    The units are 2^-30 for theta and omega, and 2^-18 for the diagonal. Before rounding, omega and
+    the diagonal are divided by the largest of them. This common factor has no effect.
 
     Args:
         decays: theta, each from -1 to 1.
@@ -174,8 +178,8 @@ def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -
     numerator = round(first / largest * 2**BITS)
     if numerator < 1:
         raise ValueError(
-            f"first must be above 2^-18 times the largest scale {largest:g}, got {first:g}: the "
-            "update of a step is divided by it"
+            f"first must be above 2^-18 times the largest scale {largest:g}, got {first:g}: "
+            "otherwise `first` is rounded to 0, and every update is divided by `first`"
         )
     whole = (np.round(x * 2**FRACTION_BITS).astype(np.int32) for x in (omega / largest, theta))
     return BufferedStrategy(steps, numerator, *whole)
@@ -184,9 +188,10 @@ def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -
 def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
     """The buffered linear Toeplitz (BLT) strategy with the least mean squared error of prefix sums.
 
-    Its first coefficient is 1, and the others are sums of a few geometric series, so columns are
-    not cut off after some bands. It suits batches in a fixed order, where a record takes part every
-    `groups` steps. A banded strategy could have only `groups` bands there.
+    The diagonal is 1, and the other entries C[t, j] are sums of a few geometric series in t - j. So
+    columns do not end after some bands. The strategy is for batches in a fixed order, where a
+    record takes part every `groups` steps. For these batches, a banded strategy can have at most
+    `groups` bands.
 
     Args:
         steps: the number of steps of the training, at most 65,536.

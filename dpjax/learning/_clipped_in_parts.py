@@ -109,8 +109,8 @@ def clipped_in_parts(
         of_records = [(first.private_losses, first.private_aux)]
         for start in range(size, batch, size):
             one = sum_from(start)
-            # If the examples of two chunks have different shapes, the computed sums may round
-            # differently. So the largest norm bound of all chunks is used.
+            # A norm bound covers rounding, so it depends on the shapes of the examples. Different
+            # parts may load examples of different shapes. So the largest norm bound is used.
             bound = jnp.maximum(bound, one.norm_bound)
             digits = _digits(one.value, scale, batch)
             total, within = jax.tree.map(jnp.add, total, digits), within + one.within
@@ -136,7 +136,7 @@ def _whole(
     def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
         return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
 
-    # Replacing a record may change the sums of two chunks, but `slack` covers the conversion of one
-    # sum. So it is called with twice the batch size.
+    # Replacing a record may change the sums of two parts, but `slack` covers the conversion of one
+    # sum. So `slack` is called with twice the batch size.
     charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=2 * batch)
     return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

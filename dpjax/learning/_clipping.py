@@ -153,7 +153,7 @@ class ClippedGradients:
         """The sum over a batch: `clipped(parameters, examples, batch)`.
 
         Args:
-            *arguments: the arguments of the loss, with examples in place of the example, and then
+            *arguments: the arguments of the loss, but with many examples in place of one, and then
                 the batch. Parameters are pytrees of float arrays. Parameters and other arguments
                 are public, and inside `jax.shard_map` equal on all shards. Examples are a pytree of
                 arrays with a leading axis of slots; inside `jax.shard_map`, the slots of this
@@ -173,9 +173,9 @@ class ClippedGradients:
         """
         if len(arguments) < 3:
             raise ValueError(
-                "batch must be what sampling(key) returned, or a mask, or True if no slot is "
-                f"empty, as in clipped(parameters, examples, batch), got {len(arguments)} "
-                "arguments"
+                "the last argument must be the batch, as in clipped(parameters, examples, batch),"
+                f" got {len(arguments)} arguments: pass what sampling(key) returned, or a mask, or"
+                " True if no slot is empty"
             )
         *given, examples, batch = arguments
         size = _batch_size(examples)
@@ -211,7 +211,7 @@ class ClippedGradients:
         """The norm of each example's gradient. It is private data, like the examples.
 
         Args:
-            *arguments: the arguments of the loss, with examples in place of the example.
+            *arguments: the arguments of the loss, but with many examples in place of one.
 
         Returns:
             An array of shape (batch,), or a tree of such arrays like the clip norm. On public
@@ -279,9 +279,9 @@ class ClippedGradients:
     def _sum(
         self, given: Sequence[PyTree], examples: Database, mask: jax.Array, clip_norm: PyTree
     ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]:
-        """Returns the sum, its norm bound, the count of clipped examples, the losses and the aux.
+        """Returns the sum, its norm bound, a count of examples, the losses and the aux.
 
-        The count is for adaptive clipping: the number of examples inside the clip norm minus the
+        Adaptive clipping uses the count: the number of examples inside the clip norm minus the
         number outside.
         """
         axes = _axes((given, clip_norm), examples, mask)
@@ -396,8 +396,8 @@ def _checked_norms(clip_norm: PyTree) -> PyTree:
         if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
             raise ValueError(
                 f"clip_norm must be a finite number above 0, got {clip_norm}: to freeze parameters,"
-                " leave them out of argnums; without clipping there is no guarantee, and jax.grad"
-                " of the sum of losses gives the sum"
+                " leave them out of argnums. Without clipping there is no guarantee. For a sum"
+                " without a guarantee, use jax.grad of the sum of the losses"
             )
         norm = _checks.positive("clip_norm", clip_norm)
         if _checks.is_traced(norm):

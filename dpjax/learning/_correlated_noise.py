@@ -183,7 +183,7 @@ def initial_state(
 
 
 def _number(strategy: Strategy, fineness: int) -> np.uint32:
-    """Returns an identifier of the strategy and the grid, which must not change between steps."""
+    """Returns a number that identifies the strategy and the grid. It must be equal in all steps."""
     return np.uint32(strategy.number ^ fineness)
 
 
@@ -192,7 +192,7 @@ def correlated_average(
 ) -> tuple[PyTree, CorrelatedNoiseState]:
     """Runs one step: returns the update and the next state.
 
-    `least` is the noise multiplier, rounded down.
+    The next state records `least`, which is `multiplier` rounded down.
     """
     check_clipped(updates)
     state.noise.refuse_if_closed_over()
@@ -245,8 +245,9 @@ def _check_kept(state: CorrelatedNoiseState, value: PyTree) -> None:
     kept = jax.eval_shape(lambda: jax.tree.map(state.strategy.nothing_kept, value))
     if TreeSpec.of(kept).leaves != TreeSpec.of(state._noise).leaves:
         raise ValueError(
-            f"state must hold the noise of updates as {_checks.described(kept)}, got"
-            f" {_checks.described(state._noise)}: a cast would change it; cast parameters only"
+            f"state must store its noise as {_checks.described(kept)}, got"
+            f" {_checks.described(state._noise)}: cast the parameters only, because a cast of the"
+            " state changes the stored noise"
         )
 
 
@@ -298,9 +299,10 @@ def _grid(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the grid's exponent, and the noise scale in units of the grid, rounded up.
 
-    A record changes the gradient of a step by at most the norm bound. So it changes the rounded
-    gradient, of d coordinates on a grid of spacing g, by at most bound / g + sqrt(d) units. The
-    gradient enters `bands` rows with the weights of a column of C, and each row is rounded again.
+    Let the grid have spacing g, and the gradient d coordinates. A record changes the gradient of a
+    step by at most the norm bound. So it changes the rounded gradient by at most bound / g +
+    sqrt(d) units. This gradient is a term of `bands` rows. Its weights there are the entries of a
+    column of C. Each row is rounded again.
     """
     strategy, dims = state.strategy, state.noise.dims
     spread, norm = math.sqrt(dims), strategy.column_norm

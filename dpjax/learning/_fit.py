@@ -280,8 +280,8 @@ def fit(
         )
         return dataclasses.replace(found, notes=(*notes, *found.notes))
 
-    # An `Epoch` computes its guarantee from `start`, the state before the training. So a caller who
-    # keeps an `Epoch` does not keep results of the training with it.
+    # An `Epoch` computes its guarantee from `start`, the state before the training. So a caller may
+    # keep an `Epoch` without keeping results of the training in memory.
     start, planned_guarantee = now, promised(now, steps)
     run: Json = {}
     if checkpoint is not None:
@@ -433,10 +433,12 @@ def _sampling_and_noise(
     simulated: SimulatedLosses | None,
     given: dict[str, Any],
 ) -> tuple[BatchSampling, float]:
-    """Returns how batches are drawn, and the noise multiplier: the given one, or the least one.
+    """Returns how batches are drawn, and the noise multiplier.
 
-    If no sampling is given, batches are drawn as `planned`, but have as few slots as epsilon
-    allows. `given` has the arguments that all functions of `accounting` need.
+    The noise multiplier is the given one, or else the least one for epsilon. If no sampling is
+    given, batches are drawn as `planned`, but with fewer slots: the least number at which oversized
+    batches cost hardly any delta. `given` has the arguments that all functions of `accounting`
+    need.
     """
     multiplier = None
     if epsilon is None and noise_multiplier is not None:

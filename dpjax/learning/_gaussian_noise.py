@@ -182,7 +182,7 @@ def noisy_average(
 ) -> tuple[PyTree, NoiseState]:
     """Runs one step: returns the noisy sum divided by `size`, and the next state.
 
-    `least` is the noise multiplier, rounded down.
+    The next state records `least`, which is `multiplier` rounded down.
     """
     check_clipped(updates)
     state.refuse_if_closed_over()
@@ -287,7 +287,7 @@ def check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
 def check_precision(state: NoiseState) -> None:
     """Raises an error if the noise multiplier has less precision than float32.
 
-    A cast to such a dtype may have rounded the noise multiplier up.
+    A cast to a lower precision may have rounded the noise multiplier up.
     """
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
@@ -307,15 +307,15 @@ def after_a_step(
     state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Turn
 ) -> NoiseState:
     """Returns the state after a step, with the next key and the least noise multiplier so far."""
-    # Noise in floats has no guarantee, so its multiplier is recorded as 0, in an array: a file may
-    # load the arrays of this state into a state whose `noise` is "exact".
+    # Noise in floats has no guarantee, so its multiplier is recorded as 0. The 0 is in an array of
+    # the state. So it remains if a file loads these arrays into a state whose `noise` is "exact".
     promised = multiplier if state.noise == "exact" else 0.0
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(promised))
     drawn_by = jnp.uint32(drawn_by)
     bins = jnp.asarray(turn.bins).astype(jnp.uint32)
-    # The guarantee assumes that one sampling drew all batches. SEVERAL means that different
-    # samplings drew them, that a batch was drawn for another step, or that its key was another one
-    # although all steps need the same key.
+    # The guarantee assumes that one sampling drew all batches. If not, `drawn_by` becomes SEVERAL.
+    # The same happens if a batch was drawn for another step than this one, or if batches came from
+    # different keys although all steps need the same key.
     same = (state.step == 0) | ((state.drawn_by == drawn_by) & (state.bins == bins))
     same &= (jnp.asarray(turn.step) == ANY_TURN) | (jnp.asarray(turn.step) == state.step)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)

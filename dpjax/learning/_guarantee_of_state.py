@@ -98,7 +98,7 @@ def guarantee(
     # not contain the strategy.
     if strategy is None and sampling.groups < noise.bands:
         raise ValueError(
-            f"sampling must have at least groups={noise.bands}, one for each band of the "
+            f"sampling must have at least {noise.bands} groups, one for each band of the "
             f"strategy, got {sampling}: otherwise two batches with the same record would affect "
             "the same published number. Draw batches by learning.cyclic_sampling"
         )
@@ -176,7 +176,7 @@ def _check_covered(
         raise TypeError(
             "simulated must be made by accounting.monte_carlo from "
             f"learning.participation_losses, got losses of {_checks.shown(losses)}: other losses "
-            "do not say which training they dominate"
+            "do not record the training for which they were simulated"
         )
     strategy, fineness = None, losses.fineness
     if isinstance(state, CorrelatedNoiseState):
@@ -203,8 +203,8 @@ def _check_covered(
 def _by_simulation(simulated: SimulatedLosses, run: DpSgdRun, privacy_unit: str) -> Guarantee:
     if run.replaced:
         raise ValueError(
-            "relation must be add-or-remove-one for simulated losses, because their dominating "
-            f"pair differs by adding a record, got {run.relation}: leave out simulated"
+            "relation must be add-or-remove-one for simulated losses, because they are losses of "
+            f"adding or removing a record, got {run.relation}: omit the argument simulated"
         )
     epsilon = run.charged(simulated.epsilon)
     drawn = dataclasses.replace(simulated, relation=run.relation, privacy_unit=privacy_unit)

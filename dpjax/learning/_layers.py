@@ -32,10 +32,12 @@ _MOST_OFFSETS = 81
 
 
 class Gradients(NamedTuple):
-    """The per-example gradients of one parameter; they need not be in memory.
+    """The norms and weighted sums of one parameter's per-example gradients.
+
+    The gradients themselves need not be stored.
 
     Attributes:
-        squared_norms: shape (batch,), rounded up to cover underflow.
+        squared_norms: shape (batch,). They include a bound on the error by underflow.
         total: maps factors of shape (batch,) to the sum of all gradients times their factors, in
             the shape of the operand.
         terms: an upper bound on the number of roundings in a squared norm.
@@ -94,7 +96,7 @@ def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def kept(x: jax.Array, factors: jax.Array) -> jax.Array:
-    """Replaces the rows of examples with factor 0 by 0, even if they contain NaN."""
+    """Sets a row to 0 if the factor of its example is 0, even if the row contains NaN."""
     return jnp.where(_column(factors, x) != 0, x, 0)
 
 
@@ -232,7 +234,8 @@ def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Arra
 def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
     """Transposes `x` to the axes (examples, batch, spatial axes, features).
 
-    The first axis is the axis of examples.
+    The first axis of `x` is the axis of examples. The batch axis is that of the convolution of one
+    example.
     """
     batch, features, *places = (axis + 1 for axis in spec)
     return jnp.transpose(x, (0, batch, *places, features))

@@ -263,12 +263,12 @@ _ANY_BALL = 1e9
 # The fraction of delta that is reserved for the event that the norm of the noise b exceeds the
 # bound B. The proof has the same 10^-6.
 _LONGER = 1e-6
-# The values of b'v / (sigma D), a ratio in the proof, are divided into intervals with these ends. A
-# sum over the intervals bounds an expectation over the ratio.
+# The proof has an expectation over the ratio b'v / (sigma D). A sum over intervals of this ratio
+# bounds the expectation. These are the ends of the intervals.
 _INTERVALS = np.linspace(0.0, 14.0, 4001)
-# To bound the difference v of two records' gradients, a quarter of the circle of directions of b is
-# divided into this many sectors, and the range of angles between records is divided by this many
-# ends of intervals.
+# A bound on the difference v of two records' gradients depends on two angles. The angle of b, from
+# 0 to pi / 2, is divided into `_SECTORS` intervals. The angle a of the two records (see
+# `_both_pulls`) is divided into intervals with `_ANGLES` ends.
 _SECTORS, _ANGLES = 128, 1000
 # This factor covers the rounding errors of the float64 computations in this file.
 _OUTWARD = 1 + 1e-9
@@ -288,10 +288,11 @@ def perturbation_plan(
 ) -> PerturbationPlan:
     """Returns the plan with the least noise that the proof allows.
 
-    The budget mu^2 = mu_1^2 + mu_2^2 of Gaussian DP is split between two noises. The first noise,
-    in the linear term, acts like noise that is added to weights of sensitivity 2 / (n lambda). The
-    second noise is added to the weights directly, and covers the sensitivity 2 E. The variance is
-    least if the fractions of mu^2 are proportional to these sensitivities.
+    The budget mu^2 = mu_1^2 + mu_2^2 of Gaussian DP is split between two noises. The first noise is
+    in the linear term of the objective. Its effect is about that of noise on weights of sensitivity
+    2 / (n lambda). The second noise is added to the weights. It covers the error E of the solver,
+    so its sensitivity is 2 E. The variance is least if the fractions of mu^2 are proportional to
+    these two sensitivities.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
     left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
@@ -364,8 +365,8 @@ def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]
     left = delta * (math.exp(-loss) / _OUTWARD - _LONGER) - outside * _OUTWARD
     if not left > delta / 2:
         raise ValueError(
-            f"delta={delta!r} is too small for epsilon={epsilon:g} and {d} features: the tables of"
-            f" the noise alone need {outside:.2g}"
+            f"delta={delta!r} is too small for epsilon={epsilon:g} and {d} features: the errors"
+            f" of the noise tables alone cost a delta of {outside:.2g}"
         )
     return epsilon - 2 * loss, left
 
@@ -407,13 +408,14 @@ def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> flo
 
 @functools.lru_cache(maxsize=64)
 def _pull_within(radius: float) -> tuple[float, np.ndarray]:
-    """Returns D, and bounds on P(Y > y) at all `_INTERVALS`, for a minimizer within `radius`.
+    """Returns D, and bounds on P(Y > y) at all `_INTERVALS`, for weights of norm up to `radius`.
 
-    D bounds the norm of v, the difference of two records' gradients, and Y bounds b'v / (sigma D).
-    Let R and f be the polar coordinates of b / sigma, projected to the plane of both records. Then
-    Y is R T(f) / D, where T(f) is the larger of two numbers: F(f) (see `_both_pulls`) and the
-    largest slope. T decreases on [0, pi/2], so each sector uses its first angle. On the other half
-    of the circle, T is the largest slope.
+    Let v be the gradient of one record's loss minus that of another. D bounds the norm of v, and Y
+    bounds b'v / (sigma D). Project b / sigma to a plane that contains both records. Let R be the
+    length of the projection, and f its angle to the bisector of one record and the negative of the
+    other. Then Y = R T(f) / D. For f in [0, pi/2), T(f) is the larger of two numbers: F(f) (see
+    `_both_pulls`) and the largest slope of a loss. There T decreases, so T at the first angle of a
+    sector bounds T in the sector. For larger f, T(f) is the largest slope.
     """
     largest = float(scipy.special.expit(radius))
     sectors = np.arange(_SECTORS) * (math.pi / 2 / _SECTORS)
@@ -426,10 +428,12 @@ def _pull_within(radius: float) -> tuple[float, np.ndarray]:
 def _both_pulls(f: float, radius: float) -> float:
     """Returns F(f), a bound on b'v / (sigma R) if both terms of v increase b'v.
 
-    The vector v is the gradient of one record minus that of another. R and f are the polar
-    coordinates of b / sigma in the plane of both records. The angles between records are split into
-    intervals. The cosine decreases, so it is evaluated at the lower end of each interval. The slope
-    increases, so it is evaluated at the upper end.
+    v is the gradient of one record's loss minus that of another. R and f are the length and the
+    angle of b / sigma, projected to a plane of both records (see `_pull_within`). Let 2 a be the
+    angle between one record and the negative of the other. F(f) is the maximum over a of 2 cos(a)
+    cos(f) s(u), where u = radius sin(a) / cos(f), and s is `_slope_envelope`. The angles a are
+    split into intervals. cos(a) is taken at the lower end of each interval, and s(u) at the upper
+    end, because cos(a) decreases and s(u) increases.
     """
     angles = np.linspace(0, math.pi / 2 - f, _ANGLES)
     margins = np.minimum(radius * np.sin(angles[1:]) / math.cos(f), radius)
@@ -437,12 +441,12 @@ def _both_pulls(f: float, radius: float) -> float:
 
 
 def _slope_envelope(u: np.ndarray, radius: float) -> np.ndarray:
-    """Returns a concave upper bound on the largest slope max_x x / (1 + exp(-x u)), at u >= 0.
+    """Returns a concave upper bound on s(u) = max_x x / (1 + exp(-x u)), at u >= 0.
 
-    Here x is in [0, 1]. For u >= 0, the largest slope is the sigmoid of u, which is concave. For
-    negative u, it is convex. So a line bounds the largest slope on [-radius, radius] if it is above
-    the largest slope at -radius, and above the sigmoid for u >= 0. A tangent of the sigmoid is such
-    a line if it is above the largest slope at -radius.
+    Here x is in [0, 1]. For u >= 0, s is the sigmoid, which is concave. For u <= 0, s is convex, so
+    a line is above s on [-radius, 0] if it is above s at both ends. So a line bounds s on [-radius,
+    radius] if it is above s at -radius, and above the sigmoid for u >= 0. A tangent of the sigmoid
+    is such a line if it is above s at -radius.
     """
     sigmoid = scipy.special.expit(u)
     least = scipy.special.expit(-radius) if radius < 1.27 else _LARGEST_PULL / radius
@@ -496,7 +500,7 @@ def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> Wa
 def solver_error(
     regularization: float, plan: WalkPlan, *, pull: float, d: int, eps: float
 ) -> float:
-    """Bounds the distance of the computed weights from the minimizer for the same linear term."""
+    """Bounds the distance of the computed weights from the exact minimizer of their objective."""
     radius = float(plan.radius)
     gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
     # Counts the rounding errors of the projection (length, quotient, product) and of a gradient
@@ -537,7 +541,7 @@ def perturbed_minimizer(
     n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
-        """Returns the fraction of the step to take: 1, or less if the minimum is before its end."""
+        """Returns the fraction of a step to take: 1 if the objective falls along the whole step."""
         margins, moved = rows @ w, rows @ step
         pulled = regularization * (w @ step) + pull @ step
 

@@ -51,8 +51,8 @@ class Ratio(NamedTuple):
     def at_start(sampling: BatchSampling, shape: tuple[int, ...] = ()) -> "Ratio":
         """Returns the ratio before step 0.
 
-        A record that may not join the batch of step 0 counts as if it had joined a batch before
-        step 0, with a likelihood ratio L_s of 1.
+        With some probability, the record may not join the batch of step 0. In this case the record
+        counts as if it had joined a batch before step 0, with a likelihood ratio L_s of 1.
         """
         share = share_of_batches(sampling.rate, sampling.groups)
         able, joined = math.log(share / sampling.rate), math.log(share)
@@ -72,8 +72,8 @@ class Ratio(NamedTuple):
     def total(self, step: jax.Array | int) -> jax.Array:
         """Returns the log of the likelihood ratio of the first `step` steps.
 
-        The ratio is the sum of all cases: the record may join the next step, or it joined one of
-        the last b - 1 steps.
+        The ratio is a sum with one term for each case. Either the record may join the next batch,
+        or it joined one of the last b - 1 batches, where b is the separation.
         """
         apart = len(self.joined)
         shares = lax.dynamic_update_index_in_dim(self.joined, self.able, step % apart, 0)
@@ -86,9 +86,10 @@ class _Row(NamedTuple):
     Attributes:
         wait: the number of steps until the record may join a batch.
         age: the number of rows since the record's last batch, but at most the number of bands.
-        sums: shape (2, bands), for a database with the record and for one without it. For each
-            recent step s that changes later rows: the inner product mu_s . x over the rows x so
-            far, where mu_s is how much a batch with the record in step s shifts these rows.
+        sums: shape (2, bands). The first axis is for a database with the record, and for one
+            without it. The second axis is for the recent steps s whose batches change later rows.
+            An entry is the inner product mu_s . x over the rows x so far. A batch with the record
+            in step s shifts the rows by mu_s.
         ratio: the likelihood ratio, for both databases.
     """
 
@@ -99,7 +100,9 @@ class _Row(NamedTuple):
 
 
 def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> jax.Array:
-    """Draws the privacy loss in both directions: record present against absent, and the reverse.
+    """Draws log(P / Q) of rows from P, and log(Q / P) of rows from Q.
+
+    P is the density of the rows if the database contains the record, and Q if it does not.
 
     Args:
         key: a key.
@@ -110,9 +113,9 @@ def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> 
     steps, bands = columns.shape
     assert bands <= sampling.groups
     key_first, key_rows = jax.random.split(key)
-    # A step is complete when its last row is drawn, which is `before` rows later. The padding adds
-    # steps before the first and after the last step. They change no row, and so do not change the
-    # ratio.
+    # A batch in step s changes the rows s to s + `before`. So step s is complete when row s +
+    # `before` is drawn. The padding adds steps before the first and after the last step. They
+    # change no row, and so do not change the ratio.
     before = bands - 1
     blocks = -(-(steps + before) // _BLOCK)
     rows = blocks * _BLOCK
@@ -164,9 +167,9 @@ def _first_wait(key: Key, sampling: BatchSampling) -> jax.Array:
 _RAISED = 1e-10
 # The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
-# The largest number of bins, or the largest separation of batches. It limits memory: the matrix of
-# the inner products of bins' shifts has one row for each bin. For separated batches, 2^14 draws are
-# made at once, and each of them stores two numbers for each step of the separation.
+# This limits the number of bins, and also the separation of batches, because of memory. For bins, a
+# matrix of inner products has one row for each bin. For separated batches, 2^14 draws are made at
+# once, and each draw stores twice as many numbers as the separation.
 _MOST_GROUPS = 2**14
 
 
@@ -200,10 +203,10 @@ class ParticipationLosses:
 
     @functools.cached_property
     def _factor(self) -> np.ndarray:
-        """Returns a Cholesky factor of the matrix of inner products of bins' shifts.
+        """Returns a Cholesky factor of the matrix of inner products of the bins' shifts.
 
-        A bin's shift is how much a record in this bin changes each row. The products are raised
-        slightly.
+        A bin's shift is the vector of the changes of all rows by a record in this bin. The inner
+        products are increased slightly, to cover rounding errors.
         """
         bins = self.sampling.groups
         shifts = np.array([self._shifts(i, apart=bins) for i in range(bins)])
@@ -245,21 +248,29 @@ class ParticipationLosses:
         return columns * (1 + _RAISED)
 
     def __call__(self, key: Key) -> jax.Array:
-        """Draws two privacy losses: of record present against absent, and of the reverse."""
+        """Draws log(P / Q) of rows from P, and log(Q / P) of rows from Q.
+
+        The rows are what a training publishes. P is their density with the record, and Q without it
+        (see `participation_losses`).
+        """
         if self.sampling.kind == "separated":
             return separated_losses(key, self._columns, self.sampling)
         return _losses_of_bins(key, jnp.asarray(self._factor))
 
 
 def _losses_of_bins(key: Key, factor: jax.Array) -> jax.Array:
-    """Draws the loss in both directions, given the Cholesky factor of `ParticipationLosses`."""
+    """Draws log(P / Q) of rows from P, and log(Q / P) of rows from Q.
+
+    The rows are what a training publishes. P is their density with the record, and Q without it.
+    `factor` is the Cholesky factor of `ParticipationLosses`.
+    """
     products = factor @ factor.T
     key_bin, key_noise = jax.random.split(key)
     own = jax.random.randint(key_bin, (), 0, len(factor))
     noise = factor @ jax.random.normal(key_noise, (len(factor),), jnp.float64)
 
     def log_ratio(inner: jax.Array) -> jax.Array:
-        """Returns log(mixture / Q), from inner products with each bin's shift."""
+        """Returns log(P / Q) of rows, given their inner products with the shift of each bin."""
         exponents = inner - jnp.diagonal(products) / 2
         return jax.nn.logsumexp(exponents) - math.log(len(factor))
 
@@ -342,8 +353,8 @@ def participation_losses(
         raise TypeError(f"strategy must be a Strategy, got {_checks.described(strategy)}")
     if sampling.kind == "separated" and strategy is not None and strategy.bands > sampling.groups:
         raise ValueError(
-            f"sampling must have at least the separation {strategy.bands}, one step for each band "
-            f"of the strategy, got {sampling}: otherwise two batches with the same record would "
+            f"sampling must have a separation of at least {strategy.bands}, the number of bands of"
+            f" the strategy, got {sampling}: otherwise two batches with the same record would "
             "affect the same published number"
         )
     groups = _checks.integer("sampling.groups", sampling.groups, least=1, most=_MOST_GROUPS)
@@ -351,7 +362,8 @@ def participation_losses(
     if strategy is not None and steps > strategy.steps:
         raise ValueError(f"steps must be at most the {strategy.steps} of the strategy, got {steps}")
     multiplier = _checks.concrete_positive("noise_multiplier", noise_multiplier)
-    # Rounds the multiplier down at least as far as the state of the noise rounds it.
+    # The state of the noise stores the multiplier rounded down to float32 or float64. Here it is
+    # rounded down to float32, so at least as far.
     narrow = np.float32(multiplier)
     if narrow > multiplier:
         narrow = np.nextafter(narrow, np.float32(0))

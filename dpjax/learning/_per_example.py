@@ -57,8 +57,8 @@ class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
-        program: computes the loss and the leaves of aux. It calls the caller's custom derivative
-            rules, so a `FixedLoss`, which keeps only traces of these rules, has None.
+        program: computes the loss and the leaves of aux, and calls the caller's custom derivative
+            rules. None in a `FixedLoss`, which keeps only traces of these rules.
         places: the positions of the parameters among the leaves of all arguments.
         uses: for each parameter, the single layer that uses it; None if there is no such layer, and
             its gradient is stored for each example.
@@ -184,8 +184,8 @@ def traced(
     def differentiated(*leaves: jax.Array) -> Derivatives:
         return _differentiated(program, places, uses, leaves)
 
-    # A custom derivative rule may run other operations, which occur only in the traced derivative,
-    # so that is checked as well.
+    # A custom derivative rule may contain operations that occur only in the traced derivative. So
+    # the derivative is checked as well.
     derivatives, shapes = jax.make_jaxpr(differentiated, return_shape=True)(*arrays)
     _check_operations(derivatives)
     structures = jax.tree.structure(aux), jax.tree.structure(shapes)
@@ -324,12 +324,14 @@ class PerExample(NamedTuple):
 
 
 def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerExample:
-    """Computes the gradients of a batch, stored per example only where no layer handles them.
+    """Computes the per-example gradients of a batch.
+
+    If a parameter has a `Use`, its layer computes norms and sums, and its gradients are not stored.
 
     Args:
-        program: the program of the loss of one example.
+        program: the traced loss of one example.
         given: the arguments in front of the examples.
-        examples: with a leading axis of the batch.
+        examples: arrays with a leading axis of examples.
     """
     inputs, data = jax.tree.leaves(given), jax.tree.leaves(examples)
     parameters = [inputs[place] for place in program.places]

@@ -38,7 +38,7 @@ class PrivatizerState(TrainingState):
 def with_privatizer(
     privatizer: "optax.GradientTransformation", *, batch_size: float
 ) -> "optax.GradientTransformation":
-    """Noise of another library instead of `gaussian_noise`, such as a matrix mechanism's.
+    """Replaces `gaussian_noise` by noise of another library, such as that of a matrix mechanism.
 
     `jax_privacy.noise_addition.matrix_factorization_privatizer(strategy, stddev=z, prng_key=key)`
     adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So

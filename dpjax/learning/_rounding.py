@@ -22,8 +22,8 @@ from dpjax._exact._numerics import compute_dtype
 
 # The sum of a microbatch, and the number of examples inside the clip norm minus the number outside.
 Sum = tuple[list[jax.Array], jax.Array]
-# The number of bits below the clip norm that the integers represent, for floats of 4 and of 8
-# bytes.
+# The unit of the last digit of a sum is at most 2^(1 - bits) clip norms. These are the bits for
+# floats of 4 and of 8 bytes.
 _BITS = {4: 40, 8: 70}
 
 
@@ -44,11 +44,12 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     # `terms + 16` covers the rounding of a norm, of its clipping factor, and of the product of this
     # factor with the gradient. The rest covers the sums of two microbatches on both neighbors: the
     # microbatch with the removed record, and the microbatch with the record that takes its place.
-    # Every addition has an error of one unit of rounding, relative to its result, a partial sum. In
-    # each coordinate, sort the partial sums of p floats by their number of terms, the longest
-    # first. In any order of the additions, the j-th partial sum has at most p - j + 1 terms. So the
-    # vector of the j-th partial sums of all coordinates has a norm of at most sqrt(p (p - j + 1))
-    # clip norms. The norms of all j add up to at most 2 / 3 (p + 1)^2.
+    # The result of an addition is a partial sum, and the error is at most one unit of rounding
+    # times this partial sum. Here is a bound on the partial sums. In each coordinate, sort the
+    # partial sums of p floats by their number of terms, the longest first. The j-th partial sum has
+    # at most p - j + 1 terms, whatever the order of the additions. So the vector of the j-th
+    # partial sums of all coordinates has a norm of at most sqrt(p (p - j + 1)) clip norms. The
+    # norms of all j add up to at most 2 / 3 (p + 1)^2.
     relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # Converting the digits to a float rounds the total of each neighbor.
         relative += 4 * batch
@@ -129,9 +130,9 @@ def in_microbatches(
 ) -> tuple[PyTree, PyTree]:
     """Adds up microbatches one after the other as integers, so their order does not matter.
 
-    Padding repeats the first example, with mask False. The slots of a microbatch are distributed
-    over the whole batch. So if each device stores a contiguous block of the batch, all devices work
-    on every microbatch.
+    Padding repeats the first example, with mask False. A microbatch takes slots from the whole
+    batch, at equal distances. So if each device stores a contiguous block of the batch, all devices
+    work on every microbatch.
     """
     held = len(batch[1])
 

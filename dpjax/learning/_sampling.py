@@ -27,7 +27,8 @@ _WORD = 2.0**32
 ANY_TURN, NO_TURN = -1, -2
 # With more bins, the probabilities of the bins would differ by more than 2^-48 from uniform.
 _MOST_BINS = 2**16
-# Folded into the one key of all steps, to derive a number that identifies this key.
+# This number is folded into the key that all steps share. From the result, a number is drawn that
+# identifies the key.
 _TELLING = 0x62696E73
 
 
@@ -107,9 +108,9 @@ class Batch:
             return mask, batch.capacity
         if axes:
             raise ValueError(
-                "batch must be what sampling(key) returned inside jax.shard_map, got "
-                f"{_checks.described(batch)}: without the capacity of a Batch, nothing shows "
-                "that no two shards have the same record"
+                "batch must be what sampling(key) returned if it is used inside jax.shard_map, got "
+                f"{_checks.described(batch)}: only the capacity of a Batch shows that no two "
+                "shards have the same record"
             )
         if batch is True:
             return jnp.ones(size, bool), size
@@ -118,7 +119,7 @@ class Batch:
             return jnp.asarray(batch), size
         raise ValueError(
             f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
-            f" True if no slot is empty; got {_checks.described(batch)}: without it, empty slots"
+            f" True if no slot is empty; got {_checks.described(batch)}: otherwise empty slots"
             " would count as records"
         )
 
@@ -194,9 +195,10 @@ class BatchSampling:
                 f" {self.groups}: use cyclic_sampling"
             )
         if (step is None) != (self.groups == 1):
+            wanted = "None" if self.groups == 1 else "the number of the step"
             raise ValueError(
-                f"step must be the number of the step for a sampling of {self.groups} groups, and"
-                f" None for one group, got {_checks.described(step)}"
+                f"step must be {wanted} for a sampling with groups={self.groups}, got"
+                f" {_checks.described(step)}"
             )
         if step is not None:
             step = _whole_step(step)
@@ -223,7 +225,7 @@ class BatchSampling:
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
-    """An identifier from 1 to 2^32 - 2 of a sampling, with secret or with seeded keys.
+    """A number from 1 to 2^32 - 2 that identifies a sampling, and whether its keys are seeded.
 
     A `ClippedSum` and a `NoiseState` contain this number, or 0 if the caller chose the records.
     """
@@ -324,9 +326,9 @@ def cyclic_sampling(
 ) -> BatchSampling:
     """Batches for correlated noise: step t draws from the group of slots i with i = t mod groups.
 
-    Within its group, each record joins by itself with probability batch_size groups / n. So a
-    record takes part at most once in any `groups` consecutive steps. With batch_size = n / groups,
-    every record of the group joins, and `groups` steps are an epoch in a fixed order.
+    Each record of the group joins with probability batch_size groups / n, independently of all
+    others. So a record takes part at most once in any `groups` consecutive steps. With batch_size =
+    n / groups, every record of the group joins, and `groups` steps are an epoch in a fixed order.
 
     Args:
         n: number of slots for records, public, as for `poisson_sampling`.
@@ -416,11 +418,11 @@ def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) ->
 def min_separation_sampling(
     n: int, *, separation: int, batch_size: float, capacity: int | None = None
 ) -> BatchSampling:
-    """Batches for correlated noise: a record that joined one waits until it may join another.
+    """Batches for correlated noise: a record that joined a batch waits before it may join again.
 
-    A record that joined none of the last b - 1 batches joins the next one with probability q, where
-    b is the separation ("b-min-sep sampling"). In all other steps a record may join, so its batches
-    are less predictable than with groups or bins. All steps use the same key.
+    Let b be the separation. If a record joined none of the last b - 1 batches, it joins the next
+    batch with probability q ("b-min-sep sampling"). After waiting, a record may join in any step,
+    so its batches are less predictable than with groups or bins. All steps use the same key.
 
     The first batch that a record may join is random, such that all batches have the same expected
     size B = n q / (1 + (b - 1) q). With q = 1, this is `balls_in_bins_sampling` with b bins.
@@ -482,7 +484,7 @@ def _capacity(capacity: int | None, n: int, share: float) -> int:
 
 def _whole_step(step: Scalar) -> jax.Array:
     if not jnp.issubdtype(jnp.result_type(step), jnp.integer) or jnp.ndim(step):
-        raise ValueError(f"step must be an integer from 0, got {_checks.described(step)}")
+        raise ValueError(f"step must be an integer, 0 or above, got {_checks.described(step)}")
     if not _checks.is_traced(step) and not 0 <= int(step) < 2**31:
         raise ValueError(f"step must be from 0 to 2^31 - 1, got {int(step)}")
     step = jnp.asarray(step).astype(jnp.int32)
@@ -502,8 +504,8 @@ def _of_joining(
         joins &= present
     if sampling.one_key and step is not None:
         bins = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)
-        # The proof couples neighbors, and needs an independent order of records in each step. So
-        # the order is drawn from a separate key for each step.
+        # The proof needs an order of records that is drawn independently in each step. So the order
+        # is drawn from a separate key for each step.
         key_order = jax.random.fold_in(key_order, step)
     # The batch has a fixed size, so if too many records join, those with the highest indices are
     # left out.
@@ -514,7 +516,7 @@ def _of_joining(
 
 
 def _joins(key: Key, sampling: BatchSampling, step: jax.Array | None) -> jax.Array:
-    """Returns which records join the batch of a step, if none of the slots is empty."""
+    """Returns which slots would join the batch of a step if every slot contained a record."""
     n, groups = sampling.n, sampling.groups
     if sampling.kind == "separated" and step is not None:
         return _separation.joins(key, step, n=n, separation=groups, rate=sampling.rate)
@@ -542,8 +544,8 @@ def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array
     """Permutes the indices uniformly, with the empty slots last.
 
     Floats are added up in the order of slots. In database order, removing a record would move all
-    later records to other slots. In random order, the neighbors can be coupled such that only the
-    last record moves, to the slot of the removed record.
+    later records to other slots. In random order, the draws of two neighbors can be matched such
+    that only the last record moves, to the slot of the removed record.
     """
     words = jax.random.bits(key, (4, len(indices)), jnp.uint32)
     *_, ordered = lax.sort((~mask, *words, indices), num_keys=5)

@@ -15,7 +15,7 @@ from jax import lax
 
 from dpjax._core._types import Key
 
-# One random word decides about this many steps, in which a record joins at most one batch.
+# One random 64-bit word decides which of this many consecutive batches a record joins: at most one.
 _DECIDED = 255
 
 
@@ -53,7 +53,7 @@ def joins(key: Key, step: jax.Array, *, n: int, separation: int, rate: float) ->
     limits = _word_limits(*(1 - (1 - Fraction(rate)) ** k for k in range(1, _DECIDED + 1)))
 
     def draw(state: _Draws) -> _Draws:
-        """Draws once more for each record that may join a batch up to the step."""
+        """Makes one more draw for each record that may still join a batch up to step `step`."""
         draws, able, found = state
         high, low = jax.random.bits(jax.random.fold_in(key_waits, draws), (2, n), jnp.uint32)
         wait = _reached(high, low, limits)

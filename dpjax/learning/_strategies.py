@@ -82,7 +82,10 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def earlier(self, kept: PyTree, step: jax.Array) -> Limbs:
-        """Returns the sum of 2^18 C[t, j] times the noise of update j, over earlier steps j."""
+        """Returns the sum of 2^18 C[t, j] noise_j over the steps j before t.
+
+        Here t is `step`, and noise_j is the noise of update j.
+        """
 
     @abc.abstractmethod
     def keep(self, kept: PyTree, newest: jax.Array, step: jax.Array) -> PyTree:
@@ -154,11 +157,11 @@ class Strategy(abc.ABC):
         return moved
 
     def fineness(self, *, dims: int, multiplier: float) -> int:
-        """How many binary digits finer than the norm bound / sqrt(dims) the grid of a sum is.
+        """The k for which the grid of a sum has a spacing of about norm bound / (2^k sqrt(dims)).
 
-        Any number is valid. A finer grid has less rounding error. But noise is a drawn integer
-        divided by an integer (`_grid_fit`). On a finer grid, noise spans more steps, so this
-        divisor is smaller, and rounding it down increases the noise more.
+        Any k is valid. A finer grid has less rounding error. But noise is a drawn integer divided
+        by an integer (`_grid_fit`). On a finer grid, noise spans more steps, so the divisor is
+        smaller. Then rounding the divisor down increases the noise more.
         """
         assert GAUSSIAN.lattice is not None
         moved = 2 * multiplier * self.column_norm * math.sqrt(dims)
@@ -239,7 +242,7 @@ class BandedStrategy(Strategy):
         return 2**31 - 1
 
     def nothing_kept(self, leaf: jax.Array) -> jax.Array:
-        """Returns zeros. The noise of update j will be at index j modulo the array's length."""
+        """Returns zeros. Later, the noise of update j is stored at index j modulo `bands` - 1."""
         return jnp.zeros((self.bands - 1, *jnp.shape(leaf)), jnp.int32)
 
     def diagonal(self, step: jax.Array) -> jax.Array:
@@ -247,7 +250,10 @@ class BandedStrategy(Strategy):
         return self._row(step)[0]
 
     def earlier(self, kept: jax.Array, step: jax.Array) -> Limbs:
-        """Sums 2^18 C[t, j] times the stored noise of step j, over the last bands - 1 steps j."""
+        """Returns the sum of 2^18 C[t, j] noise_j over the last `bands` - 1 steps j.
+
+        Here t is `step`, and noise_j is the stored noise of update j.
+        """
         places = len(kept)
         if not places:
             return _limbs.constant(0)
@@ -267,14 +273,16 @@ class BandedStrategy(Strategy):
 
 @functools.lru_cache(256)
 def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
-    # In a Toeplitz matrix, a record of another group changes rows by the same numbers, but later.
+    # In a Toeplitz matrix, a record of a later group changes rows by the same numbers as a record
+    # of the first group, only later.
     firsts = range(1 if len(strategy.entries) == 1 else groups)
     norms = [np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in firsts]
     # Each row of C times the gradients is rounded once. The noise scale covers the rounding of
-    # `bands` rows. A record that participates several times may change `rows` times as many rows.
+    # `bands` rows. A record that takes part `count` times may change more rows, by the factor
+    # `more`.
     count = -(-steps // groups)
-    rows = min(steps, count * strategy.bands) / strategy.bands
-    return max(float(max(norms)) / strategy.column_norm, math.sqrt(rows)) * (1 + 1e-9)
+    more = min(steps, count * strategy.bands) / strategy.bands
+    return max(float(max(norms)) / strategy.column_norm, math.sqrt(more)) * (1 + 1e-9)
 
 
 def toeplitz_strategy(coefficients: object, *, steps: int) -> Strategy:
@@ -357,8 +365,8 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
 
     Args:
         steps: the number of steps of the training.
-        bands: b, at most the number of steps. More bands have less error, need more memory, and
-            allow a record in fewer steps.
+        bands: b, at most the number of steps. With more bands, the error is smaller, but more
+            memory is needed. A record may take part only once in any b consecutive steps.
 
     Returns:
         A `Strategy`.

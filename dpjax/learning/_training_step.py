@@ -60,10 +60,13 @@ class TrainingFile:
         if self._path is not None:
             check_folder(self._path, "checkpoint")
             if self._path.is_dir():
-                raise ValueError(f"checkpoint {self._path} must be a file, and is a folder")
+                raise ValueError(f"checkpoint {self._path} must be a file, but it is a folder")
 
     def __enter__(self) -> Self:
-        """Locks the file. Refuses one that another process uses, which would use the same keys."""
+        """Locks the file, or raises an error if another process uses it.
+
+        Otherwise both processes would use the same keys.
+        """
         if self._path is not None:
             lock = self._path.with_name(f"{self._path.name}.lock")
             refusal = f"checkpoint {self._path} is used by another training: name another file"

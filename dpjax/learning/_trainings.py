@@ -55,8 +55,8 @@ class Epoch:
     def guarantee(self) -> Guarantee:
         """The guarantee of the parameters of the finished epochs.
 
-        It says what was spent so far. A training that `evaluate` stops has the guarantee of all
-        epochs, because results decided when to stop.
+        It says what was spent so far. If `evaluate` stops the training, the release still has the
+        guarantee of all planned epochs: `evaluate` saw results before it decided to stop.
         """
         return self._promised(self.step)
 
@@ -101,8 +101,8 @@ class Trainings:
 
     def __init__(self, key: Key | None = None) -> None:
         """Records the process and the trace in which the optimizer was created."""
-        # In another process or trace, a call of `init` may run many times, and every run would have
-        # the same index.
+        # `init` must be called in the process and trace that are recorded here. Elsewhere, one call
+        # may run many times, and every run would have the same index.
         self._place = os.getpid(), get_opaque_trace_state()
         self._numbers = itertools.count()
         self._numbers_of_key = itertools.count() if key is None else _numbers_of(key)
@@ -112,9 +112,9 @@ class Trainings:
         if self._place != (os.getpid(), get_opaque_trace_state()):
             raise ValueError(
                 "init must run where the optimizer was made, got another process, or a jit, vmap"
-                " or scan that began later: several trainings would use one key, and their noise"
-                " would cancel in differences of their sums; call init outside, or make the"
-                " optimizer inside, from its own key"
+                " or scan that began later: several trainings would use one key, and subtracting"
+                " their sums would cancel the noise. Call init outside, or make the optimizer"
+                " inside, from its own key"
             )
         return next(self._numbers)
 
@@ -138,7 +138,7 @@ class Trainings:
         return key
 
     def __reduce__(self) -> NoReturn:
-        """Raises an error, because several processes could not share one count of trainings."""
+        """Raises an error, because a copy in another process would count trainings separately."""
         raise TypeError(
             "an optimizer that adds noise cannot be pickled: every process would draw the same"
             " noise; make one in each process, from its own key"
@@ -160,11 +160,11 @@ def key_of_next_use(key: Key) -> Key:
 class TrainingState:
     """A state that records the trace in which it was created; made a pytree by `training_state`.
 
-    A function must not close over a state, because each of its runs would draw the same noise. A
-    state from another trace was closed over: JAX makes a new state, in the trace of the function,
-    wherever a state enters a function as an argument or as the carry of a loop. So
-    `refuse_if_closed_over` compares traces. Passing the state to an inner function does not avoid
-    this check, because JAX then flattens the state, which also raises an error in another trace.
+    If a function closed over a state, each run of the function would draw the same noise. So this
+    is refused. If a state is an argument of a function or the carry of a loop, JAX makes a new
+    state in the trace of the function. So a state from another trace was closed over, and
+    `refuse_if_closed_over` compares traces. Passing the state on to an inner function does not
+    avoid this check: JAX then flattens the state, which raises an error in another trace.
     """
 
     def __new__(cls, *_: object, **__: object) -> Self:
@@ -184,7 +184,7 @@ class TrainingState:
             )
 
     def refuse_if_moved(self) -> None:
-        """Raises an error for a state with arrays that is flattened in another trace."""
+        """Raises an error if a state that contains arrays is flattened outside of its own trace."""
         moved = vars(self)["_trace"] != get_opaque_trace_state()
         if moved and any(isinstance(x, jax.Array) for x in jax.tree.leaves([*vars(self).values()])):
             self.refuse_if_closed_over()
@@ -201,8 +201,8 @@ class TrainingState:
 def training_state(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass. JAX can flatten an instance only in the trace that created it.
 
-    Instances without arrays are an exception, which JAX can flatten in any trace: the axes of
-    `vmap` and the specifications of `shard_map` have the structure of a state.
+    But JAX can flatten an instance without arrays in any trace. Such instances are the `in_axes` of
+    `vmap` and the `in_specs` of `shard_map` for a state.
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     return register_rounded(made, TrainingState.refuse_if_moved)
@@ -241,11 +241,11 @@ def key_of_each_lane(key: Key) -> Key:
 
 
 def _numbers_of(key: Key) -> Iterator[int]:
-    """Returns the count of trainings of a key, which all optimizers of a secret key share.
+    """Returns the counter that numbers the trainings of a key.
 
-    `optax.inject_hyperparams` makes many optimizers of one key. A seeded or traced key has a
-    separate count for each optimizer: trainings from a seed must be reproducible, and the value of
-    a traced key is not known yet.
+    All optimizers of one secret key share a counter, because `optax.inject_hyperparams` makes many
+    optimizers of one key. With a seeded or traced key, each optimizer has its own counter:
+    trainings from a seed must be reproducible, and the value of a traced key is not known yet.
     """
     if _checks.is_traced(key) or _checks.is_staging() or is_seeded(key):
         return itertools.count()

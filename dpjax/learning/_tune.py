@@ -190,7 +190,8 @@ def tune(
         if found is None:
             for one in told(ledger):
                 one.record(Payment(key, promised, "tuning"))
-            # Two tunings with equal numbers of runs would not be independent.
+            # Two tunings from one key would have equal numbers of runs, and so not be independent.
+            # So later tunings get other keys.
             state = state._replace(key=key_of_next_use(key))
             file.write(0, like._replace(key=state.key))
         first, state = found or (0, state)
@@ -263,7 +264,6 @@ class RunAccount(Account):
         return self._relation
 
     def record(self, release: Payment) -> None:
-        """Counts a payment, or refuses one that the price does not cover."""
         found = _price_of(release, self._relation, self._score_epsilon)
         if self._price is None:
             raise Priced(found)
@@ -316,7 +316,7 @@ def _refuse_dearer_score(promised: Guarantee, epsilon: float, unit: str, what: s
     if promised.privacy_unit != unit:
         raise ValueError(
             f"the score must be released with privacy_unit={unit!r}, like the first release, got "
-            f"{what} with {promised}: the price of a run is for one privacy unit"
+            f"{what} with {promised}: the two costs can be added only for one privacy unit"
         )
 
 
@@ -338,8 +338,8 @@ def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
             return fit(*args, **kwargs)
         if shown := [name for name in _OF_ONE_TRAINING if kwargs.get(name)]:
             raise ValueError(
-                f"{shown[0]} must be left out of a training inside of learning.tune, which shows"
-                " only the best run: give ledger and checkpoint to tune"
+                f"{shown[0]} must not be given to a training inside of learning.tune, because tune"
+                " shows only the best run: give ledger and checkpoint to tune"
             )
         with paid_steps():
             return fit(*args, **{**kwargs, "ledger": account})
@@ -372,7 +372,7 @@ def _shape(distribution: Distribution | float) -> float:
 def _price(
     fit_one: FitOne[C], candidate: C, relation: NeighboringRelation, score_epsilon: float
 ) -> Price:
-    """Returns the price of one run, from a call of `fit_one` that ends at its first payment."""
+    """Calls `fit_one`, ends the call at its first payment, and returns the price of the run."""
     account = RunAccount(relation, score_epsilon)
     try:
         with account:
@@ -413,8 +413,8 @@ def _result(
         raise TypeError(f"fit_one must return {expected}, got {_checks.described(made)}")
     if account.payments != len(releases):
         raise ValueError(
-            f"fit_one must make all releases that it returns, got {account.payments} payments "
-            f"for {len(releases)} releases"
+            "fit_one must itself make every release that it returns, got "
+            f"{len(releases)} releases but {account.payments} payments"
         )
     score = public_score(releases[0].value) if public_score else releases[1].value
     if np.ndim(score):
@@ -428,8 +428,8 @@ def _zeros(prices: list[Price]) -> PyTree:
     shapes = [price.parameters for price in prices]
     if any(shape is None for shape in shapes):
         raise ValueError(
-            "checkpoint needs a fit_one that trains by learning.fit, whose result has known shapes:"
-            " leave it out"
+            "checkpoint needs a fit_one that trains by learning.fit, because the shapes of other"
+            " results are not known in advance: leave checkpoint out"
         )
     for shape in shapes[1:]:
         _check_structure(shape, shapes[0])
@@ -439,6 +439,6 @@ def _zeros(prices: list[Price]) -> PyTree:
 def _check_structure(value: PyTree, like: PyTree) -> None:
     if _checks.described(value) != _checks.described(like):
         raise TypeError(
-            "fit_one must return parameters of one structure if there is a checkpoint, got"
-            f" {_checks.described(value)} and {_checks.described(like)}"
+            "fit_one must return parameters of the same structure every time if there is a"
+            f" checkpoint, got {_checks.described(value)} and {_checks.described(like)}"
         )

@@ -170,10 +170,11 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
 
 
 def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
-    """Returns `choose(number, cumulative)` of all steps, given the sums of earlier losses.
+    """Calls `choose(number, cumulative)` at every step, and returns all results.
 
-    Sums are integers. A sum of floats would be rounded at every step, so one loss could change
-    it by more than the loss itself.
+    `number` is the number of the step. `cumulative` has each expert's sum of earlier losses. The
+    sums are integers. A sum of floats would be rounded at every step, so one loss could change it
+    by more than the loss itself.
     """
     bits = loss_bits(len(losses))
 
@@ -315,8 +316,8 @@ class PrivateWeightedMajority(SensitivityMechanism):
     def units(self, losses: jax.typing.ArrayLike) -> jax.Array:
         """Losses as they are added up: clamped, and in units of their grid. They are private.
 
-        If losses come one step at a time, the choice of step t, from 0, is `mechanism.choice(
-        jax.random.fold_in(key, t), -total)`, with the total of the earlier units.
+        If losses come one step at a time, call `mechanism.choice(jax.random.fold_in(key, t),
+        -total)` at step t = 0, 1, ... Here `total` is the sum of the units of all earlier steps.
 
         Args:
             losses: the losses of one step, or of several steps along the leading axis.

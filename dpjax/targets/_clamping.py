@@ -51,7 +51,10 @@ def clip_and_replace_nan(
 
 
 def comparable(numbers: jax.Array) -> jax.Array:
-    """Converts to floats without subnormals, whose comparison depends on threads and devices."""
+    """Converts to floats, and replaces subnormal floats by 0.
+
+    A comparison with a subnormal float depends on threads and devices.
+    """
     return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
 
 

@@ -299,9 +299,9 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
 @jax.jit  # The function is jitted because JAX caches its trace, so targets are traced faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the sorted x, and for each x the product of two numbers.
+    """Returns the sorted x, and for each of them the product gap * least.
 
-    The numbers are the gap between x and the previous x, and the least y among the records at x.
+    `gap` is the distance from the previous x. `least` is the least y of all records at x.
     """
     # On a CPU, XLA sorts integers six times faster than pairs of floats. So only the bits of x are
     # sorted, as integers, and a binary search then finds the position of each y.

@@ -28,16 +28,17 @@ from dpjax.targets._minimizers import check_strength, inverse_factor
 # larger fraction, divisors in the next step would lose digits. With a smaller fraction, more steps
 # would be needed.
 _STRIDE = 0.99
-# The last steps aim at a point where the products slope * beyond and spare * short (see `Point`)
-# are this number times the cap, for every record. So where a slope is near the cap, the error of a
-# margin is about this number. It is a tenth of eps in float32. It is 1e-12 in float64, where a
-# tenth of eps might not be reached in a fixed number of steps.
+# Every record has two products, slope * beyond and spare * short (see `Point`). Both are 0 at the
+# solution. The last steps aim at a small value of both, the gap. It is at least this number times
+# the cap. If a slope is near the cap, the record's margin then has an error of about this number.
+# In float32 the number is a tenth of eps. In float64 it is 1e-12, because a tenth of eps might not
+# be reached in a fixed number of steps.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# The gap, at which both products should end, is at least this number times cap^2 eps. This limits
-# the Hessian, which is the penalty of 1 plus a term for each record. For a record of length 1 the
-# term is at most cap^2 / (8 gap), which is its value if the slope is half of the cap. At the least
-# gap this is 1 / (128 eps). So the Cholesky factor has seven bits left for longer records, or for
-# several records whose slope is not decided.
+# The gap is also at least this number times cap^2 eps. This limits the Hessian, a sum of 1 for the
+# penalty and of one term for each record. For a record of length 1, the term is largest if the
+# slope is half of the cap. Then it is cap^2 / (8 gap), which is at most 1 / (128 eps). So the
+# Cholesky factor has seven bits left for longer records, or for several records with undecided
+# slopes (see `_DECIDED`).
 _GAP_PER_CAP_IN_UNITS = 16
 # A relative amount that is added to the diagonal of the Hessian. It covers the rounding of the sums
 # there, so that no pivot is negative. It affects the path but not the solution, because residuals
@@ -45,13 +46,14 @@ _GAP_PER_CAP_IN_UNITS = 16
 _JITTER_IN_UNITS = 8
 # Without `clip`, features are clipped to this magnitude, so that products do not overflow.
 _LARGEST_FEATURE = 1e6
-# The number of final steps, which use only the records whose slope is not decided.
+# The number of final steps. They use only the records with the most undecided slopes (see
+# `_DECIDED`).
 _LAST_STEPS = 8
-# At the starting point, all slopes are from `_LEAST_START` to `_MOST_START` times the cap, and all
-# `short` and `beyond` are at least `_WIDTH`.
+# At the starting point, each slope is from `_LEAST_START` to `_MOST_START` times the cap. `short`
+# and `beyond` of each record are at least `_WIDTH`.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
-# A slope counts as decided if its distance from 0 or from the cap is below this fraction of the
-# cap.
+# The slope of a record's loss is between 0 and the cap. It counts as decided if its distance from 0
+# or from the cap is below this fraction of the cap.
 _DECIDED = 0.1
 # A penalty on the bias keeps the Hessian from being singular if the slopes of all records are
 # decided. It is `_BIAS_HOLD` * eps * cap in the first steps, and `_LAST_BIAS_HOLD` * cap in the
@@ -180,7 +182,10 @@ def linear_svm(
 def _solve(
     rows: jax.Array, positive: jax.Array, cap: jax.Array, steps: int, size: int
 ) -> jax.Array:
-    """Returns weights and bias, given the records times their labels, of shape (d + 1, n)."""
+    """Returns the weights and the bias.
+
+    `rows` has shape (d + 1, n). Each column is a record times its label, followed by the label.
+    """
     p, n = rows.shape
     weights_only = jnp.arange(p) < p - 1
     penalty = weights_only.astype(rows.dtype)
@@ -205,7 +210,11 @@ def _solve(
 
 
 def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> Point:
-    """Returns a starting point: weights along the difference of class means, and their slopes."""
+    """Returns a starting point.
+
+    The weights are parallel to the difference of the class means. They are a sum of records times
+    labels, and each slope is the coefficient of a record, or a lower limit.
+    """
     sizes = jnp.where(positive, jnp.sum(positive), jnp.sum(~positive)).astype(rows.dtype)
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
@@ -222,11 +231,11 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
 
 
 def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:
-    """Returns the middle of the interval of minimizing biases.
+    """Returns the middle of the interval of biases at which the sum of hinge losses is least.
 
-    Thresholds are y - w'x, and `positives` is the number of labels 1. The derivative of the sum of
-    hinge losses by the bias is -positives for a very low bias, and grows by one at each threshold.
-    So it is 0 between the order statistics of ranks positives and positives + 1.
+    Thresholds are y - w'x, and `positives` is the number of labels 1. The derivative of the sum by
+    the bias is -positives for a very low bias, and grows by one at each threshold. So the
+    derivative is 0 between the order statistics of ranks positives and positives + 1.
     """
     lowest = jnp.min(thresholds)
     above = thresholds - lowest
@@ -274,9 +283,9 @@ def interior_point(
         residual = pull + rows @ at.slope - penalty * at.theta
 
         def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """Returns a Newton step.
+            """Returns the Newton step that aims at the given products of each record.
 
-            The step aims at spare * short = short_gap and slope * beyond = beyond_gap.
+            `short_gap` is the aim for spare * short, and `beyond_gap` the aim for slope * beyond.
             """
             error = missing - short_gap / at.spare + beyond_gap / at.slope
             theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
@@ -289,9 +298,9 @@ def interior_point(
                 beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
             )
 
-        # This is Mehrotra's rule: try a Newton step to a gap of 0, and compute which fraction of
-        # the gap remains. The step that is then taken aims at the gap times the cube of this
-        # fraction.
+        # This is Mehrotra's rule. Compute a Newton step that aims at a gap of 0, and the fraction
+        # of the gap that would remain after it. The step that is taken aims at the gap times the
+        # cube of this fraction.
         gap = _gap(at)
         predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
         aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
@@ -312,7 +321,7 @@ def curvature(at: Point) -> jax.Array:
 
 
 def _gap(at: Point) -> jax.Array:
-    """Returns the mean of the complementary products, which is 0 at the solution."""
+    """Returns the mean of slope * beyond and spare * short over all records; 0 at the solution."""
     return jnp.mean(at.slope * at.beyond + at.spare * at.short) / 2
 
 

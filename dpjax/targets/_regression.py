@@ -41,9 +41,9 @@ from dpjax.targets._minimizers import (
 
 # An upper bound on m / (1 + exp(m)) for all margins m.
 _LARGEST_PULL = Fraction(2785, 10_000)
-# The loop continues while each step halves the gradient, until the gradient is this many times
-# shorter than a proof needs. Most problems allow this, and it makes sampled distances more
-# accurate. Even shorter gradients would not improve these distances.
+# A proof needs a gradient shorter than some length. Beyond it, the loop goes on while each step
+# halves the gradient, until the gradient is this many times shorter. Most problems reach this. It
+# makes sampled distances more accurate. Even shorter gradients would not improve these distances.
 _FAR_BELOW = 1024
 # Each iterative refinement divides the residual by 16 or more, until rounding errors dominate.
 _REFINEMENTS = 6
@@ -217,7 +217,8 @@ def _logistic_objective(regularization: float) -> _Objective:
         # in each coordinate.
         return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
 
-    # The largest slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
+    # The largest slope of the loss of a record is 1 / (1 + exp(-W)), where W is `longest`. It is
+    # rounded up.
     context = decimal.Context(prec=50)
     length = context.divide(
         decimal.Decimal(longest.numerator), decimal.Decimal(longest.denominator)
@@ -310,10 +311,10 @@ def _ridge_objective(regularization: float) -> _Objective:
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # This bound includes the rounding of second moments. In units of eps / 2, the errors are (d
-        # + 1) |w| for the product with moments, 1 for lambda w, and 2 for the two differences. The
-        # error of the moments is d / 2 + 5, because an average is rounded to a grid and then
-        # divided.
+        # The gradient is S w + lambda w - s (see `ridge_regression`). Let X = 1 + (1 + lambda) W,
+        # where W is `longest`. In units of eps / 2, the rounding errors are at most (d + 1) W for S
+        # w, lambda W for lambda w, and 2 X for the sum and the difference. S and s have an error of
+        # d / 2 + 5, because an average is rounded to a grid and then divided.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)

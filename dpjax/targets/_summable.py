@@ -135,9 +135,10 @@ def log_likelihoods(
 
     Args:
         log_likelihood: maps one record and one parameter to log p(record | parameter), a float.
-            Terms that do not depend on the parameter may be left out, because they do not change
-            the range. Keep it finite on every record, by clamping the record or by a lower limit: a
-            record with probability 0 under a parameter makes the sensitivity infinite.
+            Terms that do not depend on the parameter may be left out, because they shift all K log
+            likelihoods equally. Keep it finite on every record, by clamping the record or by a
+            lower limit: a record with probability 0 under a parameter makes the sensitivity
+            infinite.
         parameters: public, a pytree of arrays with leading axis K: a grid, or draws from the prior.
 
     Returns:

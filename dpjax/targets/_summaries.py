@@ -166,8 +166,9 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
     interpolation. NaN counts as lower.
 
     Args:
-        probability: p, in (0, 1). At 0.5 it is the median, the lower one if n is even. A float
-            stands for the decimal that it prints, so 0.1 is 1/10. A `fractions.Fraction` is exact.
+        probability: p, in (0, 1). At 0.5 it is the median, the lower one if n is even. A float is
+            read as the decimal that Python prints for it, so 0.1 is exactly 1/10. A
+            `fractions.Fraction` is exact.
         lower: a finite number, public, in the units of the records.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
 

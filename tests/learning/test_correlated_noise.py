@@ -186,7 +186,7 @@ def test_fewer_groups_than_bands_are_refused():
     three = learning.toeplitz_strategy([1.0, 0.5, 0.2], steps=8)
     sampling = learning.cyclic_sampling(40, groups=2, batch_size=10)
     _, state = cyclic_training(three, sampling)
-    with pytest.raises(ValueError, match="at least groups=3, one for each band"):
+    with pytest.raises(ValueError, match="at least 3 groups, one for each band"):
         learning.guarantee(state, sampling, delta=1e-5)
 
 
@@ -197,7 +197,7 @@ def test_a_part_of_the_state_promises_no_more():
     whole, part = (learning.guarantee(x, sampling, delta=1e-5) for x in (state, state.noise))
     assert whole == part
     unsampled = dataclasses.replace(state.noise, drawn_by=jnp.uint32(0))
-    with pytest.raises(ValueError, match="at least groups=2, one for each band"):
+    with pytest.raises(ValueError, match="at least 2 groups, one for each band"):
         learning.guarantee(unsampled, learning.poisson_sampling(40, batch_size=10), delta=1e-5)
 
 

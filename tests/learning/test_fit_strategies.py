@@ -158,7 +158,7 @@ def test_a_second_training_shares_the_program(keys, cheap):
         ({"sampling": learning.poisson_sampling(N, batch_size=10)}, "one of batch_size and"),
         (
             {"sampling": learning.poisson_sampling(N, batch_size=10), "batch_size": None},
-            "at least groups=3, one for each band",
+            "at least 3 groups, one for each band",
         ),
         (
             {

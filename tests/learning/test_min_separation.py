@@ -478,9 +478,9 @@ def test_more_bands_than_steps_apart_are_refused():
     whole = learning.min_separation_sampling(N, separation=3, batch_size=N / 3, capacity=N)
     for sampling in (SAMPLING, whole):
         given = {"noise_multiplier": 2.0, "steps": 8, "dims": 2, "strategy": wide}
-        with pytest.raises(ValueError, match="must have at least the separation 4"):
+        with pytest.raises(ValueError, match="must have a separation of at least 4"):
             learning.participation_losses(sampling, **given)
-        with pytest.raises(ValueError, match="must have at least groups=4"):
+        with pytest.raises(ValueError, match="must have at least 4 groups"):
             accounting.dp_sgd(sampling, delta=1e-3, **given)
 
 
