@@ -53,7 +53,7 @@ UNKNOWN = Accuracy("")
 
 
 class KnowsAccuracy(abc.ABC):
-    """A target that knows more about the error of its releases than its mechanism does."""
+    """A target that computes the accuracy of its releases from facts unknown to the mechanism."""
 
     @abc.abstractmethod
     def _accuracy_of(

@@ -53,7 +53,7 @@ class Numbers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers, without the axis of words."""
+        """The shape of the numbers, without the axis for the two words of a 64-bit number."""
         return self.held.shape[:-1] if self.of_dtype.itemsize == 8 else self.held.shape
 
     @property

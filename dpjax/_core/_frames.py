@@ -155,8 +155,8 @@ _TEXTS_OF_ARROW = {"string", "large_string", "string_view"}
 def _entries_of_arrow(array: Any) -> list[Any]:
     """Returns the entries of an Arrow array.
 
-    Arrow does not check that its strings are valid UTF-8. So invalid bytes are kept as surrogates:
-    an error would depend on one row.
+    Arrow does not check that its strings are valid UTF-8. Invalid bytes are kept as surrogates,
+    because an error would show that one of the rows contains them.
     """
     if str(array.type).startswith("dictionary"):
         array = _with_wide_indices(array).cast(array.type.value_type)
@@ -287,7 +287,7 @@ def _arrow_of(series: Any) -> Any:
     native = series.to_native()
     if series.implementation.is_pyarrow():
         return native
-    # Arrow may store a column of pandas.
+    # A column of pandas may be stored in an Arrow array.
     dtype = native.dtype
     is_arrow = hasattr(dtype, "pyarrow_dtype") or getattr(dtype, "storage", "") == "pyarrow"
     return sys.modules["pyarrow"].chunked_array([series.to_arrow()]) if is_arrow else None
@@ -296,7 +296,8 @@ def _arrow_of(series: Any) -> Any:
 def _with_wide_indices(array: Any) -> Any:
     """Returns a dictionary-encoded array whose indices have 32 bits.
 
-    Chunks with narrow indices could have too many distinct entries together.
+    The chunks may be joined later. Together they may have more distinct entries than narrow indices
+    can number.
     """
     pyarrow, kind = sys.modules["pyarrow"], array.type
     wide = [
@@ -338,7 +339,7 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
 
 
 def _categories(series: Any) -> Any:
-    """Returns an object with the dtype of the categories; None if they are strings.
+    """Returns an object whose dtype is that of the categories; None for categories of polars.
 
     Categories of polars are always strings.
     """
@@ -519,7 +520,7 @@ def _on_dask(source: Any, names: Sequence[str], function: Callable[[Any], T]) ->
 
 
 def _like_ray(schema: Any) -> Any:
-    """Returns an empty Arrow table with Ray's schema, as workers convert all blocks to Arrow."""
+    """Returns an empty Arrow table with Ray's schema. Workers convert all blocks to Arrow."""
     columns = zip(schema.names, schema.types, strict=True)
     return sys.modules["pyarrow"].schema(list(columns)).empty_table()
 

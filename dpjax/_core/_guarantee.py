@@ -237,8 +237,8 @@ def concrete(guarantee: object) -> Guarantee:
             raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
         if math.isnan(value):
             raise ValueError(
-                f"guarantee.{name} must not be NaN, which means that a traced parameter was out "
-                "of range: check the mechanism's parameters"
+                f"guarantee.{name} must not be NaN. NaN means that a traced parameter was out of "
+                "range: check the mechanism's parameters"
             )
         return float(value)
 

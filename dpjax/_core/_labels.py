@@ -110,7 +110,7 @@ def _words(names: Sequence[str], group: Any) -> dict[str, Any]:
 
 
 def _numbers(value: Value, accuracy: Accuracy) -> PyTree:
-    """Returns the numbers that intervals are about, floats as float64, integers in their dtype."""
+    """Returns the numbers that have intervals. Floats become float64; integers keep their dtype."""
     found = estimate(value, accuracy)
     exact = jax.tree.map(np.asarray, value)
     return jax.tree.map(lambda x, y: y if y.dtype.kind in "iub" else x, found, exact)

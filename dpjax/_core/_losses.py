@@ -30,9 +30,9 @@ class PairLoss:
         shift: a seminorm, which maps the difference of the released arrays to a distance in units
             of the noise. For pure families, the distance bounds the privacy loss. For Gaussian
             noise, it is in standard deviations.
-        nominal: the shift of a pair whose distance is the sensitivity that noise is calibrated to.
+        nominal: the shift of a pair whose values are as far apart as the mechanism's sensitivity.
         rounding: a bound on how much rounding to the grid can add to a shift.
-        loss: the additional loss because noise is drawn from tables, for the whole release.
+        loss: the additional loss of the whole release, because its noise is drawn from tables.
         missed: the probability that the tables omit, for the whole release.
         shifts: for Laplace noise, maps the difference of the released arrays to the shift of every
             coordinate, in units of the scale; None for other families.

@@ -25,9 +25,8 @@ class _Unit(NamedTuple):
     Attributes:
         name: the name of the unit.
         seconds: the length of the unit in seconds.
-        resolution: the precision of printed times whose error is in this unit, as NumPy's code of a
-            time unit.
-        step: this precision as a number of units, such as 1/60 for minutes if errors are in hours.
+        resolution: the precision of the printed date or time, a NumPy code such as "m" for minutes.
+        step: this precision in terms of the unit. It is 1/60 for minutes if the unit is hours.
     """
 
     name: str
@@ -90,7 +89,7 @@ class Moments:
         return integers.view(f"{'m' if self.kind == 'durations' else 'M'}8[{unit}]")
 
     def exact(self, numbers: np.ndarray) -> np.ndarray:
-        """Converts numbers like `moments`, but dates become times, which keep fractions of days."""
+        """Converts numbers as `moments` does, but dates to times, to keep fractions of days."""
         if self.kind == "dates":
             return Moments("times").moments(numbers * _DAY)
         return self.moments(numbers)
@@ -110,8 +109,8 @@ class Moments:
             texts, step = np.datetime_as_string(times, unit=unit.resolution).tolist(), unit.step
         left_out = f" ...] of shape {numbers.shape}" if most < numbers.size else "]"
         shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}{left_out}"
-        # Printed times are truncated, and printed durations are rounded. The printed error includes
-        # `step`, which bounds what they lose.
+        # Printed times are truncated, and printed durations are rounded. This changes them by at
+        # most `step`, so `step` is added to the printed error.
         return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 
 

@@ -128,8 +128,8 @@ class Payment(NamedTuple):
         key: the key that draws the noise; None if dpjax does not draw it.
         guarantee: the guarantee of the release.
         what: a description of the release for the ledger's history.
-        request: the request under which a ledger stores the release; None if the release has no
-            name.
+        request: a description of the requested release. A ledger uses it to find the stored
+            release again. None if the release has no name.
         drawing: the draw, if the release is a single draw; a ledger may then charge less than the
             guarantee. Otherwise None.
         training: the parameters of a training, if the release is one. The best of several trainings
@@ -233,7 +233,7 @@ def simulating(simulation: Simulation) -> Generator[None]:
 
 
 def simulation() -> Simulation | None:
-    """Returns the simulation in whose context the running code is; None outside of any."""
+    """Returns the simulation whose `with` block contains the running code; None without one."""
     return _SIMULATION.get()
 
 
@@ -248,9 +248,9 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
         return []
     # A ledger that is `given` for one release counts as the innermost block.
     around = [block.ledger for block in _AROUND.get()] + ([] if given is None else [given])
-    # A part or a share of a ledger debits the ledger itself. So if the block of a part is inside
-    # the block of its ledger, only the part is notified. If the block of the ledger is the inner
-    # one, both are notified.
+    # A part or a share of a ledger debits the ledger itself. So if `with part:` is inside `with
+    # ledger:`, only the part is notified. If `with ledger:` is inside `with part:`, both are
+    # notified.
     own = [
         one
         for i, one in enumerate(around)

@@ -22,8 +22,9 @@ class Proof:
         steps: one line of text for each step.
         losses: a function that measures by which factor each step loosens the bound, and adds this
             to the lines; None after its first call.
-        summary: a text that `repr` shows, too: how close the bound is to the distance of two actual
-            databases, or for a sampled sensitivity, which bound can be proved; "" without one.
+        summary: a text that `repr` shows, too; "" if there is none. It states how close the bound
+            is to the distance of two actual databases. For a sampled sensitivity, it states which
+            bound can be proved.
     """
 
     steps: tuple[str, ...]

@@ -54,8 +54,9 @@ def made_by_factory(cls: type[T]) -> type[T]:
 
     A factory function creates its instances by `made`.
 
-    The fields must fit together, so users must not change single fields. The class needs a field
-    declared as `up()` or `down()`: only for such classes, unflattening skips the constructor.
+    The fields must fit together, so users must not change single fields. The class must have a
+    field declared as `up()` or `down()`. Otherwise, unflattening would call the constructor, and
+    raise its error.
     """
 
     def refuse(self: object) -> None:

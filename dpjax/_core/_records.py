@@ -98,9 +98,9 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
 
 def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Database, int]:
-    """Converts public records to JAX arrays, and returns them with their number.
+    """Converts public records to JAX arrays. Returns the arrays and the number of records.
 
-    It refuses integers that JAX cannot represent, instead of clamping them.
+    Integers that JAX cannot represent are refused instead of clamped.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         columns(name, records), is_leaf=is_column
@@ -248,7 +248,7 @@ class Unsummed:
 
 @runtime_checkable
 class AddsUp(Protocol):
-    """A target whose value is a function of totals, which can be added up part by part."""
+    """A target whose value is computed from sums that can be added up over parts of the records."""
 
     def over(self, parts: Parts) -> Unsummed:
         """Returns the computation that adds up the totals of all parts, without running it."""

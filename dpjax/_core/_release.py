@@ -86,7 +86,10 @@ def _printer(labels: Labels | None) -> Callable[..., str]:
 
 
 def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """Prints an array with its largest error, or one number with an asymmetric interval."""
+    """Returns the text of numbers, plus or minus their largest error.
+
+    A single number whose interval is asymmetric is shown with the interval instead.
+    """
     below, above = center - low, high - center
     reach = float(np.max(np.maximum(below, above), initial=0.0))
     if math.isnan(reach):
@@ -548,7 +551,9 @@ class Release:
             ValueError: saved must be unchanged since Release.to_dict made it, ...
         """
         if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
-            raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
+            raise ValueError(
+                f"saved must be a dict that Release.to_dict returned, got {_checks.shown(saved)}"
+            )
         if saved["format"] not in (_OF_RECORDS, _OF_OTHER_UNITS):
             raise ValueError(
                 f"saved was written in format {_checks.shown(saved['format'])} by dpjax"

@@ -208,7 +208,7 @@ def risk_of_kinds(
 def _deltas_of_gaussian(mu: float, epsilons: np.ndarray) -> np.ndarray:
     """Returns the least delta of Gaussian noise for each epsilon.
 
-    Neighbors change the mean by `mu` standard deviations.
+    The means for two neighbors are `mu` standard deviations apart.
     """
     above = scipy.special.ndtr(mu / 2 - epsilons / mu)
     below = np.exp(epsilons + scipy.special.log_ndtr(-mu / 2 - epsilons / mu))

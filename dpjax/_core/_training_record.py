@@ -22,7 +22,8 @@ class TrainingRecord:
             may join.
         capacity: the number of slots of a batch.
         groups: the number of groups or bins. Of this many consecutive batches, a record may join at
-            most one: the batch of its group or bin, or any of them if sampling is "separated".
+            most one. If sampling is "separated", this may be any of them. Otherwise, it is the
+            batch of the record's group or bin.
         clip_norm: the clip norms, as strings.
         noise_multiplier: the least noise multiplier of a step.
         strategy: the number of bands of correlated noise; 1 for independent noise.

@@ -63,7 +63,8 @@ class OperatingPoint:
         rho: the free parameter of Theorem 15 for method "dkw"; None for other methods.
         method: "exact", "dkw" or "anytime".
         confidence: the probability over the samples that the statement about gamma is true. None
-            if the statement is marginal: over the samples and a fresh pair together.
+            for a marginal statement, where gamma is a probability over the samples and a fresh
+            pair together.
 
     Formal guarantees:
         As for `dpjax.operating_point`, which makes operating points.

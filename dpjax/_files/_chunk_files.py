@@ -65,7 +65,7 @@ def check_run(
     if differing := [name for name in names if run.get(name) != found.get(name)]:
         raise ValueError(
             f"{owner} belongs to another run, with a different {', '.join(differing)}{at}: name"
-            f" another {place}, or delete this one"
+            f" another {place}, or delete this {place}"
         )
 
 

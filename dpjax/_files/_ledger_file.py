@@ -144,8 +144,8 @@ class Chain:
             budget = (int(body["epsilon"]), int(body["delta"]))
             if body["format"] not in FORMATS or budget != self.budget:
                 raise ValueError(
-                    f"budget must be the one that {self.path.name} was made with, which never"
-                    f" changes: {decimals(budget)}, got {decimals(self.budget)}"
+                    f"budget must be the one that {self.path.name} was made with. That budget is"
+                    f" {decimals(budget)}, and cannot change. Got {decimals(self.budget)}"
                 )
             self._be_under(body.get("relation"))
         elif "release" in body:
@@ -162,8 +162,8 @@ class Chain:
     def _be_under(self, relation: str | None) -> None:
         if relation is not None and self._asked not in (None, relation):
             raise ValueError(
-                f"relation must be the one that {self.path.name} was made with, which never"
-                f" changes: {relation}, got {self._asked}"
+                f"relation must be the one that {self.path.name} was made with. That relation is"
+                f" {relation}, and cannot change. Got {self._asked}"
             )
         self.relation = relation
 
@@ -350,9 +350,9 @@ class LedgerFile:
     def _alone(self) -> Generator[None]:
         """A context for one thread at a time, which converts errors of files to a `LedgerError`."""
         if self._process != os.getpid():
-            # This process was forked without Python's notice. So a thread of the parent may have
-            # held the lock, and the connection belongs to the parent. Start with a new lock and
-            # connection.
+            # This process was forked by code that did not run Python's fork hooks. So a thread of
+            # the parent may have held the lock, and the connection belongs to the parent. Start
+            # with a new lock and connection.
             _INHERITED.append(self._connection)
             self._start()
         try:

@@ -29,7 +29,7 @@ class Team:
     """A group of processes that make one call together. A single process never waits."""
 
     def __init__(self, members: tuple[int, ...]):
-        """Begins a call of the processes `members`, under a name that all of them agree on."""
+        """Begins a call by the processes `members`. All of them give this call the same name."""
         self._others = set(members) - {jax.process_index()}
         self._meetings = 0
         self._last_look = 0.0

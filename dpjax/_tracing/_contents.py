@@ -177,8 +177,8 @@ _OURS = (
 )
 # Types of immutable values.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
-# Tuples longer than this make the contents unknown, because reading them could take longer than a
-# trace.
+# If a function uses a longer tuple, the contents of the function count as unknown, because reading
+# the tuple could take longer than a trace.
 _LONGEST = 16
 # Suffixes of the bytecode instructions that assign attributes or variables of an outer scope,
 # import modules, or define classes, in all versions of Python.

@@ -201,7 +201,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
 
 
 def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Traces a program again, with the functions themselves instead of users' rules for `vmap`."""
+    """Traces a program again. Its functions lose the rules for `vmap` that users gave them."""
     if not any(_has_rule(x, of_dpjax=False) for x in equations(traced.jaxpr)):
         return traced
     again = jax.make_jaxpr(lambda *operands: replaced(traced, operands, _function_itself))
@@ -215,7 +215,7 @@ def looks_at_other_lanes(equation: Equation) -> bool:
 
 
 def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
-    """Whether an operation has a `vmap` rule that dpjax (or a user, if not `of_dpjax`) defined."""
+    """Whether an operation has a `vmap` rule: of dpjax if `of_dpjax`, otherwise of a user."""
     if equation.primitive.name != "custom_vmap_call":
         return False
     return of_dpjax == (str(equation.params["rule"].__module__).partition(".")[0] == "dpjax")
@@ -254,7 +254,7 @@ def _may_differ(equation: Equation) -> bool:
 
 
 def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
-    """Runs an operation by XLA's definition if jaxlib may deviate from it; else returns None."""
+    """Runs an operation as XLA defines it if jaxlib may deviate from XLA; else returns None."""
     if not _takes_bfloat16(equation):
         output = _of_wide(equation, *operands)
         return None if output is None else [output]
@@ -270,9 +270,9 @@ def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Ar
 
 
 def _of_wide(equation: Equation, *operands: jax.Array) -> jax.Array | None:
-    """Runs an operation without bfloat16 operands by XLA's definition.
+    """Runs an operation as XLA defines it. No operand may be bfloat16.
 
-    Returns None if jaxlib does not deviate from this definition.
+    Returns None if jaxlib does not deviate from XLA's definition.
     """
     if _is_of_bytes(equation):
         return _of_bytes(equation, *operands)

@@ -198,8 +198,8 @@ def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
 def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
     """Encodes operations, shapes and literals, numbering variables in order of appearance.
 
-    Operations on which no output depends are omitted, because a library may compute values in the
-    first trace and cache them for later traces.
+    Operations on which no output depends are omitted. They may be in the first trace only: a
+    library may use them to compute values that it caches for later traces.
     """
     numbers: dict[jex.Var, int] = {}
 

@@ -151,8 +151,8 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
 
     Raises:
         BaseException: the error of the function, or the interruption of the wait.
-        StoppedError: if another call was interrupted. This stops all calls, even if they have just
-        finished.
+        StoppedError: if another call was interrupted. Then this error is raised even if the
+            function has just returned.
     """
     began, result = _stops, futures.Future[T]()
 
@@ -253,7 +253,7 @@ def stopping() -> Generator[None, None, None]:
 def ended_when_stopped(
     start: Callable[[], subprocess.Popen[bytes]], end: Callable[[subprocess.Popen[bytes]], object]
 ) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Starts a subprocess. Ends it with the block or this process, or if host calls are stopped."""
+    """Starts a subprocess. Ends it if the block or this process ends, or host calls are stopped."""
     with _LOCK:
         program = start()
         _ends.add(at_stop := functools.partial(end, program))
@@ -305,7 +305,7 @@ PRIVATE = np.zeros(SPEC.shape, SPEC.dtype)
 
 
 def sampled(role: Role, pair: jax.Array) -> jax.Array:
-    """Returns the origin of a sampled database: its role, and the index of its pair."""
+    """Returns the origin of a sampled database: an array of its role and the index of its pair."""
     return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
 
 
@@ -372,8 +372,8 @@ class Tracing:
     """Information about a program while it is being traced.
 
     Attributes:
-        origin: the input of the program that says whether its database is private, or where the
-            sampler uses it.
+        origin: an input of the program. It tells whether the program's database is private, or else
+            its role in the sampler and the index of its pair.
         settings: values that determine where host calls run, but have no effect on their outputs.
     """
 

@@ -186,7 +186,7 @@ class _Encoder:
     sha256: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)
 
     def digest(self) -> str:
-        """Returns the hash of all values so far, and of the packages that occurred in them."""
+        """Returns a hash of all values so far, and of the versions of the packages they use."""
         sha256 = self.sha256.copy()
         sha256.update(repr(sorted(self.packages.items())).encode())
         return sha256.hexdigest()[:32]
@@ -270,7 +270,8 @@ class _Encoder:
     def _dtype(self, dtype: np.dtype) -> None:
         """Hashes a dtype in a separate encoder, so that equal dtypes have equal hashes.
 
-        If dtypes had numbers, two references to one dtype would differ from two equal dtypes.
+        This encoder would give a number to the dtype object. Then a second reference to the object
+        would be hashed differently from an equal dtype object.
         """
         part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
@@ -346,15 +347,15 @@ class _Encoder:
 
 @functools.cache
 def pickler() -> Any:
-    """Returns a subclass of cloudpickle's pickler that reduces some values in other ways."""
+    """Returns a subclass of cloudpickle's pickler that changes its rules for some types."""
     cloudpickle = _checks.extra("cloudpickle", "host")
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
                 raise UnknownCodeError(
-                    f"the module {obj.__name__}, which a closure, a default or another value "
-                    "contains: refer to it by a global variable"
+                    f"the module {obj.__name__} in a closure, a default or another value: refer to "
+                    "the module by a global variable"
                 )
             if isinstance(obj, types.FunctionType):
                 # NotImplemented makes pickle store the module and the name of the function.

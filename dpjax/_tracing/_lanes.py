@@ -106,8 +106,8 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
 
     Raises:
         TypeError: if the function closes over a traced value.
-        ValueError: if the function does not return one number, or its lanes may influence each
-            other.
+        ValueError: if the function does not return one number, or its value for one example may
+            depend on other examples under `vmap`.
     """
     program = Program.trace(name, function, example)
     check_concrete(name, "make the mechanism", program)

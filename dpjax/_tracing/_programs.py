@@ -57,7 +57,8 @@ class Program:
 
     A program can be a static argument of `jit`: if the same function is traced again, the compiled
     code is reused. A program that calls the host has an additional first input, the origin of its
-    database: whether it is private, or where the sampler uses it (`dpjax._tracing._host_calls`).
+    database. The origin tells whether the database is private, or else its role in the sampler and
+    the index of its pair (`dpjax._tracing._host_calls`).
 
     No other code can write to the arrays in a program. So a program always computes the same
     results, also on other devices and inside other programs. Users' rules for `vmap` are removed.
@@ -216,12 +217,12 @@ class Program:
 
     @functools.cached_property
     def largest_array_on_cpu(self) -> int:
-        """Like `largest_array`, but without arrays that XLA does not write to memory on a CPU."""
+        """Like `largest_array`, but counts only arrays that XLA writes to memory on a CPU."""
         return largest_array(self.jaxpr, self._inputs, fused=True)
 
     @property
     def _inputs(self) -> list[jex.Var]:
-        """The input variables of the jaxpr, except the origin."""
+        """The input variables of the arguments. The origin, which is no argument, is left out."""
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
 

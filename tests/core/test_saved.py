@@ -126,7 +126,7 @@ def guarantee(**numbers):
         ({k: v for k, v in SAVED.items() if k != "guarantee"}, "its sha256 does not match"),
         (forged(more=1), "must be unchanged since Release.to_dict made it"),
         ({**SAVED, "format": 9, "dpjax": "9.9"}, "format 9 by dpjax '9.9'.*install the version"),
-        (None, "must be a dict by Release.to_dict, got None"),
+        (None, "must be a dict that Release.to_dict returned, got None"),
         (forged(**guarantee(epsilon=-1.0)), "epsilon must be a number, 0 or above, got -1"),
         (forged(**guarantee(epsilon="NaN")), "epsilon must be a number, 0 or above, got nan"),
         (forged(**guarantee(epsilon=None)), "epsilon must be a number"),
