@@ -125,10 +125,10 @@ def choose(
 ) -> list[ChosenEvent]:
     """Returns the events with the largest expected bounds.
 
-    An event is that a score is at least, or at most, a threshold. During the choice, the error
-    probability is divided by a number, the caution. At most one event is returned for each caution
-    in `_CAUTIONS`, the largest caution first. A smaller caution admits rarer events. Scores must be
-    in order of preference.
+    An event is the set of outputs whose score is at least, or at most, a threshold. Events are
+    chosen at a smaller error probability: it is divided by a number, the caution. At most one event
+    is returned for each caution in `_CAUTIONS`, the largest caution first. A smaller caution admits
+    rarer events. Scores must be in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]

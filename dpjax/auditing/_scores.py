@@ -122,7 +122,7 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
     """
     here, there = code.encode(evidence.here), code.encode(evidence.there)
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
-    # A code that was seen only once is not evidence for either value.
+    # A code that occurs only once is not evidence for either value.
     kinds, counts = kinds[counts > 1], counts[counts > 1]
     # One is added to each count. Otherwise a rare code that occurs under only one value would have
     # an infinite score.

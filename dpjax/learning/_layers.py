@@ -234,7 +234,7 @@ def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Arra
 def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
     """Transposes `x` to the axes (examples, batch, spatial axes, features).
 
-    The first axis of `x` is the axis of examples. The batch axis is that of the convolution of one
+    The first axis of `x` counts the examples. The batch axis belongs to the convolution of one
     example.
     """
     batch, features, *places = (axis + 1 for axis in spec)

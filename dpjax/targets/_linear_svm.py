@@ -298,9 +298,9 @@ def interior_point(
                 beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
             )
 
-        # This is Mehrotra's rule. Compute a Newton step that aims at a gap of 0, and the fraction
-        # of the gap that would remain after it. The step that is taken aims at the gap times the
-        # cube of this fraction.
+        # This is Mehrotra's rule. Compute a Newton step that aims at a gap of 0. Let r be the
+        # fraction of the gap that would remain after this step. The step that is taken aims at r^3
+        # times the gap.
         gap = _gap(at)
         predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
         aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
