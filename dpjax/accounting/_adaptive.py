@@ -60,7 +60,7 @@ class _Adaptive:
         """Starts with no releases.
 
         Args:
-            delta: the delta of every reading, strictly between 0 and 1.
+            delta: the delta of the reported guarantees, strictly between 0 and 1.
             reserved: the part of delta that is set aside for the deltas of releases, as in
                 `PrivacyFilter`.
             dims: the largest number of coordinates in a release.
@@ -92,8 +92,8 @@ class _Adaptive:
     def _refuse_forks(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                "a filter or odometer must be used in the process that made it, got a fork of this"
-                " process: neither process would know the releases of the other. Use a"
+                "a filter or odometer must be used in the process that made it, but this process is"
+                " a fork of it. The two processes would not know each other's releases: use a"
                 " dpjax.Ledger"
             )
 
@@ -229,11 +229,12 @@ class PrivacyFilter(_Adaptive):
 class PrivacyOdometer(_Adaptive):
     """A running bound on the total cost of adaptively chosen releases, without a budget.
 
-    Call `odometer.add(mechanism)` with every release. Each release may depend on earlier releases.
-    When you stop may depend on the readings.
+    Call `odometer.add(mechanism)` before every release. It returns a *reading*: a guarantee for all
+    releases up to this one. Each release, and the decision to stop, may depend on earlier releases
+    and readings.
 
     Attributes:
-        delta: the delta of every reading.
+        delta: the delta of the readings.
         relation: which databases are neighbors; set at the start.
 
     Formal guarantees:

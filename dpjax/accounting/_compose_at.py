@@ -108,9 +108,8 @@ def compose_at(
         epsilon = min(epsilon, float(together.epsilon))
     if not math.isfinite(epsilon):
         raise ValueError(
-            f"delta={delta:g} is too small: either the deltas of the releases, which add up to"
-            f" {together.delta:g}, or the probability that the noise tables omit for dims={dims}"
-            " exceed it"
+            f"delta={delta:g} is too small: it must cover the sum of the deltas of the releases,"
+            f" {together.delta:g}, and the noise outside of the noise tables for dims={dims}"
         )
     return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
@@ -230,9 +229,9 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
 def _add_up(steps: list[tuple[int, float]]) -> np.ndarray:
     """Returns the probabilities of all sums of the releases' privacy losses, the largest sum first.
 
-    Each release has one step (a, epsilon): its loss is a units with probability e^epsilon /
-    (1 + e^epsilon), and otherwise -a units. Entry i of the result is the probability that the sum
-    of the losses is 2 i units below the largest sum.
+    `steps` contains a pair (k, epsilon) for each release. The privacy loss of the release is +k
+    units with probability e^epsilon / (1 + e^epsilon), and -k units otherwise. Entry i of the
+    result is the probability that the sum of the losses is 2 i units below the largest sum.
     """
     sums, end = np.eye(1, 1 + sum(number for number, _ in steps))[0], 1
     for number, epsilon in steps:

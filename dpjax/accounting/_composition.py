@@ -35,13 +35,14 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     You must have chosen targets, sizes, norms and oracles without the private data and without
     earlier releases of it. The reason: given the result of a release, the database is no longer a
-    draw from the oracle. In an example where the first answer determines the second target, pairs
-    exceed the estimate with probability .75, although gamma is .057.
+    draw from the oracle. In an example, the first answer determines the second target. The distance
+    of a pair then exceeds the estimate with probability .75, although gamma is .057.
 
     If the neighboring relations differ, the result is under replace-one. A guarantee under
-    add-or-remove-one is first converted to replace-one. Some guarantees, such as those of Gaussian
-    noise and DP-SGD, also state their numbers under replace-one, which are used. Any other becomes
-    (2 epsilon, (1 + e^epsilon) delta). A guarantee that is converted must have gamma 0.
+    add-or-remove-one is first converted to replace-one. If the guarantee also states its epsilon
+    and delta under replace-one, these are used. Guarantees of Gaussian noise and DP-SGD do. Any
+    other guarantee becomes (2 epsilon, (1 + e^epsilon) delta). A guarantee that is converted must
+    have gamma 0.
 
     epsilon and delta are added up. gamma and 1 - confidence are added up over distinct samplings:
     each sampled sensitivity counts once, for any number of releases. If a sampling is marginal, the
@@ -216,13 +217,13 @@ def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
 
 
 def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
-    """Returns the guarantee's events, with gamma and confidence no better than in its fields.
+    """Returns the guarantee's events, weakened if its own gamma or confidence is weaker.
 
     A guarantee states gamma and confidence twice: in its own fields, and by its events. The two
-    statements differ if a user has changed a field, for example by `dataclasses.replace`.
-    Composition adds up the gammas of events, so it would ignore a larger gamma or a smaller
-    confidence in the fields. Therefore, the first event is weakened by the difference. Any other
-    event would do as well. A smaller gamma or a larger confidence in the fields is ignored.
+    statements differ if a user has changed a field, for example by `dataclasses.replace`. If a
+    field is weaker (a larger gamma or a smaller confidence), the first event is weakened by the
+    difference. Otherwise composition would ignore the field, because it adds up the gammas of
+    events. If a field is stronger, the events are not changed.
     """
     first, *others = guarantee.events
     gamma, confidence = joint(guarantee.events)
@@ -235,8 +236,9 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     stated_gamma = Fraction(float(guarantee.gamma))
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
     if confidence is None:
-        # All events together have no confidence. For the comparison, the fields of the guarantee
-        # are converted in the same way: 1 - confidence is added to gamma.
+        # At least one event has no confidence, so `joint` added every 1 - confidence to gamma. The
+        # same is done here with the fields of the guarantee, so that the two gammas can be
+        # compared.
         stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
         more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))
@@ -300,11 +302,10 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
         return known
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise ValueError(
-            f"guarantee under {known.relation}, for groups of {known.group_size}, implies "
-            f"nothing under {relation}, where the number of records is private, got {known}: "
-            f"make the release under {relation}, or use a budget under "
-            f"{NeighboringRelation.REPLACE_ONE}, for example by Ledger(..., relation=), which "
-            "accepts both relations"
+            f"guarantee {known} cannot be converted to {relation}, because the number of records "
+            f"is private under that relation: make the release under {relation}, or use a budget "
+            f"under {NeighboringRelation.REPLACE_ONE}, for example by Ledger(..., relation=). "
+            "Such a budget accepts both relations"
         )
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(

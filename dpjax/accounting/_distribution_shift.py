@@ -28,12 +28,12 @@ def under_distribution_shift(
     n: int,
     records: int | None = None,
 ) -> Guarantee:
-    """Converts a guarantee for the oracle's distribution P to records with distribution Q.
+    """Converts a guarantee for records from the oracle's distribution P to records from Q.
 
     Two databases that differ in t records have N = n + t records together. If only two records
-    determine the distance of a pair, pass records=2; then N = 2 t. A pair exceeds the estimate with
-    probability gamma under P, and with probability q under Q. Pass one of these bounds on the shift
-    of the distribution of a single record:
+    determine the distance of a pair, pass records=2; then N = 2 t. The distance of a pair exceeds
+    the estimated sensitivity with probability gamma under P, and with probability q under Q. Pass
+    one of these bounds on the shift of the distribution of a single record:
 
         kl:          tau >= KL(P || Q),       kl(gamma || q) <= N tau
         reverse_kl:  tau >= KL(Q || P),       kl(q || gamma) <= N tau
@@ -100,9 +100,8 @@ def under_distribution_shift(
     gamma, confidence = joint(events)
     if records is not None and {event.records for event in events} != {records}:
         raise ValueError(
-            "records must be the number of records that determine the distance of a pair, got"
-            f" records={records}, but the samplings say {[event.records for event in events]}:"
-            " leave records out"
+            f"records must agree with the samplings of the guarantee, got records={records}, but"
+            f" the samplings have {[event.records for event in events]}: leave records out"
         )
     size = under_p.group_size
     under_q = _worst(name, gamma, bound, n + size if records is None else records * size)
@@ -122,8 +121,8 @@ def under_distribution_shift(
 def _worst(name: str, gamma: float, bound: float, records: int) -> float:
     """Returns the largest possible gamma under the records' distribution Q, rounded up.
 
-    `gamma` is the value under the oracle's distribution P. `name` says which divergence of P and Q
-    is at most `bound`, or that their density ratio is.
+    `gamma` is the value under the oracle's distribution P. `name` says what `bound` limits: a
+    divergence of P and Q, or their density ratio.
     """
     if name == "kl":
         limit = _up(records * bound)
@@ -151,8 +150,8 @@ def _worst(name: str, gamma: float, bound: float, records: int) -> float:
 def _largest(divergence: Callable[[float], float], gamma: float, limit: float) -> float:
     """Returns the largest q in [gamma, 1] whose divergence is at most `limit`, rounded up.
 
-    `divergence(q)` is a lower bound on the divergence, and increases with q. So the true divergence
-    of the returned q exceeds the limit, wherever the bisection stops.
+    `divergence(q)` is a lower bound on the divergence, and increases with q. The bisection returns
+    a q at which this lower bound exceeds the limit, or 1. So the returned q is never too small.
     """
     if limit == 0:
         return gamma

@@ -65,7 +65,8 @@ class Sampling(Protocol):
         """How records join batches.
 
         "poisson": each record independently; "fixed": in batches of a fixed size; "bins": each
-        record in the batches of a secret bin; "separated": each record at random distances.
+        record in the batches of a secret bin; "separated": each record again after a random number
+        of steps.
         """
         ...
 
@@ -243,7 +244,7 @@ class DpSgdRun(NamedTuple):
     dims: int
     relation: NeighboringRelation | None
     method: AccountingMethod
-    # Of any `groups` consecutive batches, a record can be in at most one.
+    # Among `groups` consecutive batches, at most one contains a given record.
     groups: int = 1
     strategy: Columns | None = None
     # The probability that a record is in a batch, if one key draws all batches.
@@ -265,8 +266,8 @@ class DpSgdRun(NamedTuple):
         _checks.integer("sampling.n", sampling.n, least=1)
         # A sampling without the attribute `groups` has one group.
         groups = getattr(sampling, "groups", 1)
-        # If one key draws all batches, `groups` is the number of bins, or of steps until a record
-        # may join again. Above 2^16, the bound `uneven` would not be valid.
+        # If one key draws all batches, `groups` is the number of bins, or the number of steps until
+        # a record may join again. Above 2^16, the bound `uneven` would not be valid.
         most = min(sampling.n, 2**16) if sampling.kind in _ONE_KEY else sampling.n
         groups = _checks.integer("sampling.groups", groups, least=1, most=most)
         if sampling.kind == "fixed" and groups != 1:
@@ -313,7 +314,7 @@ class DpSgdRun(NamedTuple):
 
     @property
     def joining(self) -> tuple[int, float]:
-        """The largest number of records that may join a batch, and the probability of each."""
+        """The most records that may join a batch, and the probability that a record joins."""
         if self.sampling.kind in _ONE_KEY:
             return self.sampling.n, min(1.0, self.share + self.uneven)
         return -(-self.sampling.n // self.groups), self.sampling.rate
@@ -427,16 +428,18 @@ class DpSgdRun(NamedTuple):
         )
 
     def check_within_reach(self, epsilon: float) -> None:
-        """Refuses an epsilon at which noise tables and capacities need over a tenth of delta.
+        """Refuses an epsilon at which inexact noise and batches cost over a tenth of delta.
 
-        Up to a tenth, they hardly affect the smallest noise multiplier. Beyond a tenth, the epsilon
-        of the smallest noise multiplier might be below the requested one.
+        Noise comes from tables, and a batch may exceed its capacity. Part of delta pays for these
+        deviations from an ideal run. Up to a tenth, this part hardly affects the smallest noise
+        multiplier. Beyond a tenth, the epsilon of the smallest noise multiplier might be below the
+        requested one.
         """
         if _charged_at(epsilon, self.loss, self.missed) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
 
     def _largest_epsilon(self) -> float:
-        """Returns an epsilon at which deviations from ideal noise and batches use up delta."""
+        """Returns an epsilon at which inexact noise and batches alone cost more than delta."""
         return max(0.0, math.log(self.delta) - math.log(self.missed))
 
     def _used_up(self, epsilon: float | None = None) -> str:
@@ -462,8 +465,9 @@ def real_epsilon(
 ) -> float:
     """Returns the epsilon of a real run, given a function from delta to the ideal epsilon.
 
-    Except for a probability of `missed`, the real and the ideal densities are within a factor of
-    e^loss. The result is infinite if this difference uses up delta.
+    Except with probability `missed`, the densities of the real and the ideal run are within a
+    factor of e^loss. Part of delta pays for this difference. The result is infinite if no delta is
+    left for the ideal run.
     """
     epsilon = 0.0
     for _ in range(200):
@@ -478,7 +482,7 @@ def real_epsilon(
 
 
 def _charged_at(epsilon: float, loss: float, missed: float) -> float:
-    """Returns the part of delta that noise tables and capacities need at a given epsilon."""
+    """Returns the part of delta that pays for inexact noise and batches, at a given epsilon."""
     above = epsilon + loss
     return math.inf if above > 700 else (1 + math.exp(above)) * missed
 
@@ -494,10 +498,10 @@ def rare_enough(epsilon: float, delta: float, steps: int) -> float:
 
 
 def share_of_batches(rate: float, separation: int) -> float:
-    """Returns the probability that a record is in a batch, if its batches keep a distance.
+    """Returns the probability that a batch contains a given record.
 
     After each batch, a record waits for `separation` steps, and then joins each batch with
-    probability `rate`. For bins, the rate is 1.
+    probability `rate`. For sampling by bins, `separation` is the number of bins, and the rate is 1.
     """
     return rate / (1 + (separation - 1) * rate)
 

@@ -26,14 +26,15 @@ class PairCurve:
     releases are calibrated.
 
     Attributes:
-        family: the family of privacy profiles for all releases without Gaussian noise together.
+        family: the kind of privacy profile that bounds all releases without Gaussian noise
+            together: "laplace", "range" or "pure".
         loss: the total privacy loss of the releases without Gaussian noise, at stretch 1.
         deviations: the shift of all releases with Gaussian noise together, in standard deviations,
             at stretch 1.
         slack: the privacy loss that the noise tables add.
         missed: the probability of noise outside the tables.
-        chances: the log of a factor that covers rounding errors in the probabilities with which
-            outputs are sampled.
+        chances: the log of a factor. The factor covers rounding errors in the probabilities of
+            sampled outputs.
     """
 
     family: LossFamily
@@ -46,7 +47,8 @@ class PairCurve:
     def is_pure(self, stretch: np.ndarray, epsilon: float) -> np.ndarray:
         """Whether the releases are (epsilon, 0)-DP on pairs of databases.
 
-        `stretch` is, for each pair, its distance divided by the one to which noise is calibrated.
+        `stretch` is, for each pair, the distance of its values divided by the distance to which the
+        noise is calibrated.
         """
         largest = (self.loss * stretch + 2 * self.slack) * (1 + _ERROR)
         return (largest <= epsilon) & (self.deviations == 0)
@@ -94,7 +96,7 @@ class PairCurve:
 
 
 def laplace(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The divergence of Laplace noise if the shifts of all coordinates add up to `a` scales."""
+    """The divergence of Laplace noise if the sum of all coordinates' shifts is `a` noise scales."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum((e - a) / 2, 0)))
 
 

@@ -133,9 +133,12 @@ def _noise_for_advantage(run: DpSgdRun, advantage: float) -> float:
 
 
 class _Point(NamedTuple):
-    """The logarithms of a noise multiplier, and of its epsilon divided by the target epsilon.
+    """A noise multiplier z that was tried.
 
-    An advantage may take the place of epsilon.
+    Attributes:
+        at: log(z).
+        excess: the log of the epsilon at z divided by the target epsilon. If the target is an
+            advantage, the advantage takes the place of epsilon.
     """
 
     at: float
@@ -150,7 +153,8 @@ class _Bracket(NamedTuple):
 
     little: _Point = _Point(-math.inf, math.inf)
     enough: _Point = _Point(math.inf, -math.inf)
-    # How fast the excess falls, if this is known from a search with wider intervals; otherwise 0.
+    # How fast the excess falls with log(z), from an earlier and coarser search; 0 if there was
+    # none.
     known_slope: float = 0.0
 
     @property
@@ -160,9 +164,10 @@ class _Bracket(NamedTuple):
 
     @property
     def root(self) -> float:
-        """Returns the logarithm at which a line through the points meets the target (excess 0).
+        """Returns the log(z) at which a line through the two points has excess 0.
 
-        If one point is missing and no slope is known, the result is the logarithm of `enough`.
+        If only `enough` is known, the line has the known slope. Without any slope, the result is
+        `enough.at`.
         """
         if not self.slope or math.isinf(self.enough.excess):
             return self.enough.at
@@ -171,8 +176,8 @@ class _Bracket(NamedTuple):
     def narrow(self, within: float) -> bool:
         """Whether the search may end: noise below (1 - `within`) times `enough` is too little.
 
-        If the slope is known, an excess of `enough` near 0 also shows this. Because the slope may
-        be inexact, only half of the known slope is assumed here, and at most 1.
+        If the slope is known, this also follows if the excess of `enough` is only slightly below 0.
+        Because the slope may be inexact, only half of it is assumed here, and at most 1.
         """
         if self.enough.at <= math.log(LEAST_NOISE):
             return True
@@ -202,12 +207,12 @@ class _Bracket(NamedTuple):
 
 
 def least_noise(promised: Callable[..., float], target: float) -> float:
-    """Returns the least z with promised(z) <= target, up to 0.1%. No z below 0.01 is tried.
+    """Returns a z that is at most 0.1% above the least z >= 0.01 with promised(z) <= target.
 
     Args:
         promised: a decreasing function. Its keyword `coarseness` makes it faster and increases its
-            values. Where it falls more slowly than 1 / z, z may be further above the least one, but
-            promised(z) <= target is always true.
+            values. If it falls more slowly than 1 / z, the returned z may be further above the
+            least z. But promised(z) <= target is always true.
         target: the largest number that may be promised.
     """
     start, slope = 0.0, 0.0

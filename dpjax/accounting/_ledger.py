@@ -67,7 +67,7 @@ class LedgerReport:
 
     @property
     def rows(self) -> list[dict[str, object]]:
-        """One dict for each payment, of strings, floats and exact decimals."""
+        """Returns one dict for each payment. Its values are strings, floats and exact decimals."""
         epsilon, delta = self.budget
         rows: list[dict[str, object]] = []
         for payment in self.history:
@@ -269,7 +269,7 @@ class Ledger(Account):
         return None if stored is None else NeighboringRelation(stored)
 
     def _pays_under(self, relation: NeighboringRelation) -> None:
-        """Sets the relation of a new ledger; refuses a different relation for an older one.
+        """Sets the relation of a ledger without payments. Refuses to change it after a payment.
 
         Args:
             relation: the relation of the releases for which this ledger will pay.
@@ -488,8 +488,8 @@ class Ledger(Account):
 
     def record(self, release: Payment, price: Amount | None = None) -> None:
         """Pays for a release that is about to be drawn: `price`, or the cost of its guarantee."""
-        # A guarantee whose gamma was set by hand contains no sampling. `compose` adds a sampling
-        # with a new identity, which is stored in the file.
+        # If gamma was set by hand, the guarantee does not say from which sampling it comes.
+        # `compose` then adds a sampling with a new identity. The file stores this identity.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"

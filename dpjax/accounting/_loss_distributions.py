@@ -44,9 +44,9 @@ class NoEpsilonError(ValueError):
 def epsilons_by_losses(
     sampling: "Sampling", z: float, steps: int, replaced: bool, coarseness: float = 1.0
 ) -> Callable[[float], float]:
-    """Returns a function from delta to epsilon, for Gaussian mechanisms on sampled batches.
+    """Returns a function from delta to the epsilon of composed Gaussian mechanisms.
 
-    The mechanisms are composed. The arguments are those of `composed_losses`.
+    Each mechanism uses a sampled batch. The arguments are those of `composed_losses`.
     """
     composed, lost = composed_losses(sampling, z, steps, replaced, coarseness)
 

@@ -83,8 +83,9 @@ class SimulatedLosses:
         largest = float(np.max(points, where=np.isfinite(points), initial=0.0))
         if self.delta(largest) > delta:
             raise ValueError(
-                f"delta={delta:g} is too small for draws={self.draws}, which show"
-                f" {self.delta(largest):.2g} at best: take more draws, or a larger delta"
+                f"delta={delta:g} is too small for draws={self.draws}: the smallest delta that"
+                f" these draws can show is {self.delta(largest):.2g}. Take more draws, or a larger"
+                " delta"
             )
         return bisect(lambda x: self.delta(x) > delta, 0.0, largest)[1]
 
@@ -181,8 +182,8 @@ def monte_carlo(
     _checks.host_only("monte_carlo", key, "it outside")
     if guarantee_in(sample_losses) is not None:
         raise TypeError(
-            "sample_losses must be a function that draws privacy losses, got"
-            f" {_checks.shown(sample_losses)}, which has a guarantee: use compose_at"
+            "sample_losses must be a function that draws privacy losses, got an object with a"
+            f" guarantee, {_checks.shown(sample_losses)}: use compose_at"
         )
     _checks.function("sample_losses", sample_losses)
     draws = _checks.integer("draws", draws, least=100, most=10**9)

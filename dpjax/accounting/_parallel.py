@@ -72,11 +72,11 @@ def parallel(*guarantees: Guarantee) -> Guarantee:
 class Parts:
     """Accounts for releases on disjoint parts of the records; made by `ledger.parallel`.
 
-    In a block `with parts("Fair"):`, the account of the part "Fair" pays for all releases, which
-    must use the records of this part alone. `dpjax.privatize(..., ledger=parts("Fair"))` does the
-    same for the releases of one function. Both may be inside of a block `with ledger:`. If a
-    release inside the block of `ledger.parallel` does not name a part, the ledger pays its full
-    cost, as without the block.
+    In a block `with parts("Fair"):`, the account of the part "Fair" pays for every release. Each of
+    these releases must use only the records of this part. `dpjax.privatize(...,
+    ledger=parts("Fair"))` does the same for the releases of one function. Both may be inside of a
+    block `with ledger:`. If a release inside the block of `ledger.parallel` does not name a part,
+    the ledger pays its full cost.
 
     Attributes:
         column: the public name of the division into parts.
@@ -121,7 +121,8 @@ class Parts:
     def __call__(self, part: str | int) -> "Part":
         """Returns the account of one part, which is given by its public name or key.
 
-        The same part always has the same account, so a release pays it once.
+        The same part always has the same account. So if two open blocks are for one part, a release
+        is paid for once.
         """
         if isinstance(part, bool) or not isinstance(part, (str, int)):
             raise TypeError(f"part must be a string or an integer, got {_checks.shown(part)}")
@@ -129,7 +130,10 @@ class Parts:
         return self._accounts.setdefault(part, Part(self._ledger, self.column, part, pay))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
-        """Pays the amount by which a release on one part increases the cost of all parts."""
+        """Pays the amount by which a release on one part increases the cost of all parts together.
+
+        That cost depends on the most expensive part alone, so the amount may be 0.
+        """
         if not self._open or self._process != os.getpid():
             raise ValueError(
                 "parts can only be used inside of their block `with ledger.parallel(...)`, and "
@@ -213,8 +217,9 @@ def _check_of_one_part(guarantee: Guarantee) -> None:
     added = guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if guarantee.privacy_unit != RECORD:
         raise ValueError(
-            f"guarantees must be for one record, got a guarantee for a {guarantee.privacy_unit},"
-            " whose records may be in several parts: release all parts at once, by queries.by"
+            f"guarantees must be for one record, got a guarantee for a {guarantee.privacy_unit}."
+            f" The records of a {guarantee.privacy_unit} may be in several parts: release all parts"
+            " at once, by queries.by"
         )
     if not added or guarantee.group_size > 1:
         raise ValueError(

@@ -52,8 +52,8 @@ def best_of_runs(one_run: Guarantee, *, runs: float, shape: float = 1.0) -> Guar
     """The guarantee of the best of a random number of runs, from the guarantee of one run.
 
     The number of runs K is random, and only the best run is shown. So epsilon is multiplied by 2 +
-    shape alone, however large the mean of K is. delta is multiplied by the mean of K. For a Poisson
-    distribution, see below.
+    shape. This factor does not depend on the mean of K. delta is multiplied by the mean of K. For a
+    Poisson distribution, see below.
 
     Args:
         one_run: the guarantee of one run, which includes its score. gamma must be 0.
@@ -230,8 +230,9 @@ def _by_ratios(epsilon: float, law: Repetitions) -> float:
 def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float) -> float:
     """Returns the epsilon of the best run, by Renyi divergences; infinite if delta is used up.
 
-    Real noise and batches are only nearly ideal. In one run, they add at most a small privacy loss,
-    except with a small probability. In K runs, both numbers are at most K times as large.
+    The noise and the batches of a real run are only nearly ideal. In one run, this adds a privacy
+    loss of at most x, except with probability y. In K runs, it adds at most K x, except with a
+    probability of at most K y.
     """
     divergences = np.max([_divergences_of_one(one) for one in candidates], axis=0)
     best = divergences_of_best(divergences, law)
@@ -267,8 +268,8 @@ def divergences_of_pure(epsilon: float) -> np.ndarray:
 def divergences_of_best(divergences: np.ndarray, law: Repetitions) -> np.ndarray:
     """Returns the Renyi divergences of the best run, from those of one run, for all `ORDERS`.
 
-    These are Theorem 2 of Papernot and Steinke (2022) for truncated negative binomial distributions
-    of the number of runs, and Theorem 6 for Poisson distributions.
+    They follow from Theorem 2 of Papernot and Steinke (2022) if the number of runs has a truncated
+    negative binomial distribution, and from Theorem 6 if it has a Poisson distribution.
     """
     orders = np.array(ORDERS)
     of_mean = math.log(law.mean) / (orders - 1)

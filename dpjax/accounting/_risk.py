@@ -16,8 +16,9 @@ def risk(*releases: Mechanism | Guarantee, dims: int = MOST_DIMS) -> Risk:
     epsilon and delta alone allow.
 
     Args:
-        *releases: a mechanism, or a guarantee, for each release. Of a guarantee, only epsilon
-            and delta limit the privacy loss. Relations are combined as in `compose_at`.
+        *releases: a mechanism, or a guarantee, for each release. For a guarantee, the bounds use
+            only its epsilon and delta, because its noise is not known. Relations are combined as in
+            `compose_at`.
         dims: the largest number of coordinates in a release, as in `compose_at`.
 
     Returns:

@@ -30,8 +30,8 @@ class Pool:
     releases pay nothing.
 
     Attributes:
-        pay: a function that writes a debit to the file, of a given price or, by default, of the
-            guarantee's cost.
+        pay: a function that writes a debit to the file. The amount is the given price; if the price
+            is None, it is the cost of the guarantee.
         whole: the epsilon and delta of the pool, in units of the ledger.
         epsilon: the epsilon of the pool, as a float.
         delta: the delta of the pool, as a float.
@@ -74,9 +74,9 @@ class Pool:
         return Fraction(mu) ** 2
 
     def covers(self, drawn: int) -> bool:
-        """Whether the pool covers the privacy cost of inexact noise tables.
+        """Whether the part set aside for inexact noise tables is enough for `drawn` noisy numbers.
 
-        The cost increases with `drawn`, the number of noisy numbers that are drawn in total.
+        `drawn` is the number of noisy numbers that are drawn in total.
         """
         if self.delta == 0:
             return True
@@ -98,8 +98,8 @@ class Share(Account):
     `with ledger:`. Releases with a name are stored in the ledger.
 
     Attributes:
-        epsilon: the epsilon of a release that uses the whole share: of a Gaussian release at
-            `delta`, or of any release if the budget has no delta.
+        epsilon: the epsilon of a single release that uses the whole share. If the budget has a
+            delta, this release is Gaussian, at `delta`.
         delta: the delta of a Gaussian release that uses the whole share.
         pure_epsilon: the epsilon of a release without a delta that uses the whole share.
 
@@ -190,14 +190,15 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float |
         return shift * math.sqrt(2 * rho) * (1 + _MARGIN) if known else None
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
-    # An epsilon-DP release counts as Gaussian noise with Phi(mu / 2) = 1 / (1 + e^-epsilon). This
-    # equation is solved with the smaller tail, whose relative rounding error is small.
+    # An epsilon-DP release costs as much as Gaussian noise with Phi(mu / 2) = 1 / (1 + e^-epsilon).
+    # The equal equation Phi(-mu / 2) = 1 / (1 + e^epsilon) is solved, because small probabilities
+    # have small relative rounding errors.
     tail = -np.logaddexp(0.0, float(guarantee.epsilon))
     return -2 * float(scipy.special.ndtri_exp(tail)) * (1 + _MARGIN)
 
 
 def _logit_of_half(mu: float) -> float:
-    """Returns the epsilon of an epsilon-DP release that costs mu^2, rounded down."""
+    """Returns the epsilon at which an epsilon-DP release costs mu^2. It is rounded down."""
     upper, lower = scipy.special.log_ndtr([mu / 2, -mu / 2])
     return float(upper - lower) * (1 - 4 * _MARGIN)
 

@@ -59,9 +59,10 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
     """Guesses bits from noisy answers to all n Walsh-Hadamard queries, by least squares.
 
     The queries are orthogonal, so the solution is the transform of the answers, divided by n. The
-    estimate of a record is its true value plus an average of the noise with signs. Noise of
-    standard deviation s in every answer becomes s / sqrt(n), and a guess is wrong if it exceeds
-    1/2. So the attack succeeds if s is well below sqrt(n), and fails if it is larger.
+    estimate of a record is its true value plus the average of the n noises, each multiplied by +1
+    or -1. If every noise has standard deviation s, the average has s / sqrt(n). A guess can be
+    wrong only if the average exceeds 1/2 in magnitude. So the attack succeeds if s is well below
+    sqrt(n), and fails if s is well above sqrt(n).
 
     Args:
         answers: shape (n,), or (..., n) for many releases; n a power of two, at most 2^24.

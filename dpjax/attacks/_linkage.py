@@ -111,7 +111,7 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
 def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
     # A string is also a sequence of strings, so it is refused separately.
     if isinstance(on, str) or not all(isinstance(name, str) for name in on):
-        raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
+        raise TypeError(f"on must be a sequence of column names, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
     missing = [column for column in on if column not in present]
     if missing or not on:

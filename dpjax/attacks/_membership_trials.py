@@ -65,7 +65,7 @@ _compiled_runs = kept_jit("program", "chunks", "size")(_mapped_runs)
 
 
 def released_value(released: Release | Value) -> Value:
-    """Returns what an attacker receives: the value of a `Release`, or another result itself."""
+    """Returns the value of a `Release`. Any other object is returned unchanged."""
     return released.value if isinstance(released, Release) else released
 
 

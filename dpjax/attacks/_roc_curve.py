@@ -88,7 +88,7 @@ class RocCurve:
             least = math.ceil(_LEAST_FALSE_POSITIVES / rate * (1 - 1e-9))
             raise ValueError(
                 f"false_positive_rate must give at least {_LEAST_FALSE_POSITIVES} expected false"
-                f" positives, got {rate:g} with {n:,} non-members: it needs {least:,}"
+                f" positives, got {rate:g} with {n:,} non-members: take at least {least:,}"
             )
         estimate = self._flagged_above(math.floor(rate * n * (1 + 1e-9)) + 1) / len(self.members)
         if self.confidence is None:
@@ -156,8 +156,8 @@ class RocCurve:
         """Returns the error probability of each confidence limit."""
         if self.confidence is None:
             raise ValueError(
-                "scores must be independent, one for each training, for limits to exist, but "
-                "this curve is from roc_curve(..., confidence=None), which gives only estimates"
+                "this curve has no confidence limits, because it is from roc_curve(..., "
+                "confidence=None): limits need independent scores, one from each training"
             )
         return (1 - self.confidence) / (4 * len(self._ranks()))
 
@@ -251,8 +251,9 @@ def guessing_bound(guarantee: Guarantee | Risk, *, categories: int = 2) -> float
     positive rates.
 
     Args:
-        guarantee: the guarantee of one release, or of several by `dpjax.accounting.compose`. Or a
-            `Risk`, such as `mechanism.risk`: its least bound over all epsilons, which is smaller.
+        guarantee: the guarantee of one release, or of several by `dpjax.accounting.compose`. For a
+            `Risk`, such as `mechanism.risk`, the result is smaller: the least of the bounds at all
+            epsilons.
         categories: K, at least 2. Under add-or-remove-one it must be 2: present or absent.
 
     Returns:
@@ -385,8 +386,9 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         A `ClaimComparison`.
 
     Raises:
-        TypeError: as `highest_true_positive_rate`.
-        ValueError: if the curve has no limits, or as `highest_true_positive_rate`.
+        TypeError: in the cases in which `highest_true_positive_rate` raises it.
+        ValueError: if the curve has no limits, or in the cases in which
+            `highest_true_positive_rate` raises it.
 
     Formal guarantees:
         A true guarantee that is fixed before the trials is contradicted with probability at most 1
@@ -420,7 +422,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         by_negatives = np.log(np.maximum(1 - false_positives - slack, 0.0) / (1 - true_positives))
     epsilons = np.maximum(by_positives, by_negatives)
     best = int(np.argmax(epsilons))
-    # A curve without a confidence level has no corners, so it was refused before.
+    # `corners` has already refused a curve without a confidence level.
     assert curve.confidence is not None
     return ClaimComparison(
         claimed,

@@ -178,7 +178,7 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _winners(first: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Returns the records that coin flips choose from pairs of candidates, one per position."""
+    """For n coins, returns candidate i where first[i] is true, and candidate n + i elsewhere."""
     coins = first.reshape(-1, *[1] * (leaf.ndim - 1))
     return jnp.where(coins, leaf[: len(first)], leaf[len(first) :])
 
@@ -326,9 +326,9 @@ def rmia(
 
     The score of a record x under a model is the fraction of population records z with p(x | model)
     / p(x) >= threshold p(z | model) / p(z). Here p(z) averages p(z | other) over the other models.
-    Online, p(x) is the mean of two averages: over other models trained on x, and over those not
-    trained on x. Offline, only the second average is known. If it is p, the first average is
-    assumed to be slope * p + 1 - slope.
+    In the online mode, p(x) is the mean of two averages: over other models trained on x, and over
+    other models not trained on x. In the offline mode, only the second average is known. If it is
+    q, the first average is assumed to be slope * q + 1 - slope.
 
     Args:
         likelihoods: p(x | model), shape (models, records), above 0: the probabilities of the true

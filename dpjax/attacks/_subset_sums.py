@@ -134,9 +134,9 @@ def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
     This is min(n, 2 floor(2 E)), which is the bound 4 E of Theorem 1 of the lecture "A firm
     foundation for private data analysis", rounded down to a number that can occur. It is attained
     (docs/proofs/reconstruction.md). With E = n/400, at most 1% of the bits are wrong. The lecture
-    calls this blatantly non-private, but also says that noise bounded by n/400 avoids it. In fact
-    the theorem says that noise below n/400 is too little, and not that more noise is enough: up to
-    E = n/8, at least half of the records are surely right.
+    calls this blatantly non-private. It also says that noise bounded by n/400 prevents it. But the
+    theorem says only that noise below n/400 does not prevent it. More noise may not prevent it
+    either: up to E = n/8, at least half of the records are surely right.
 
     Args:
         n: the number of records, at least 1.
@@ -187,10 +187,11 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Maximizes over whether a subset contains record i, for both values of a candidate's record i.
+    """Takes the larger entry of subsets with and without record i, for both values of record i.
 
-    In an index of x, bit i says whether the subset contains record i. In an index of the result, it
-    says whether the candidate's record i is 1.
+    In an index of x, bit i says whether the subset contains record i. In an index of the result,
+    bit i is the candidate's value of record i. If this value is 1, `step` is added to the entries
+    of subsets that contain record i.
     """
     without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
     ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))
@@ -245,8 +246,8 @@ def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
     (docs/proofs/reconstruction.md). The lecture that is cited below states this as a dilemma: a
     table with accurate answers can be attacked, and a table that resists attacks has inaccurate
     answers. The lecture concludes that only an interactive mechanism avoids this dilemma. That is
-    wrong: no release that answers *all* subsets accurately can resist attacks, interactive or not.
-    And a table may be accurate for some queries, for which it was made, and still resist attacks.
+    wrong in two ways. No release that answers *all* subsets accurately can resist attacks,
+    interactive or not. And a table that is accurate only for some queries can resist attacks.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.

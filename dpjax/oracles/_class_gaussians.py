@@ -171,7 +171,10 @@ def _oracle_approximating_shrinkage(correlation: np.ndarray, count: int) -> floa
 def _log_density(
     x: jax.Array, mean: jax.Array, deviation: jax.Array, factor: jax.Array
 ) -> jax.Array:
-    """Returns the log density of features that vary; -inf if a constant feature differs."""
+    """Returns the log density of x in the features whose deviation is above 0.
+
+    If a feature with deviation 0 is not equal to its mean, the result is -inf.
+    """
     varies = deviation > 0
     standard = (x - mean) / jnp.where(varies, deviation, 1)
     white = jax.scipy.linalg.solve_triangular(factor, jnp.where(varies, standard, 0), lower=True)

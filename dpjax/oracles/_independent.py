@@ -127,7 +127,10 @@ class IndependentRecords(abc.ABC):
         return self.at(key, jnp.arange(n, dtype=jnp.uint32))
 
     def at(self, key: Key, numbers: jax.Array) -> Database:
-        """The records at given positions of the database that this key draws, whatever its size."""
+        """The records at the given positions of the database that this key draws.
+
+        A record depends only on the key and its position, and not on the size of the database.
+        """
 
         def record(number: jax.Array) -> PyTree:
             return self.record(jax.random.fold_in(key, number))

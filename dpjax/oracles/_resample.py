@@ -123,8 +123,8 @@ class SmoothedResample(IndependentRecords):
 def smoothed_resample(records: Database, bandwidth: float | None = None) -> IndependentRecords:
     """The smoothed bootstrap: resampled public records plus Gaussian noise on their floats.
 
-    The noise of a coordinate has `bandwidth` times the coordinate's standard deviation among the
-    public records. Integers and booleans are resampled as they are.
+    The standard deviation of a coordinate's noise is `bandwidth` times the standard deviation of
+    this coordinate among the public records. Integers and booleans are resampled as they are.
 
     Args:
         records: a pytree of arrays with a common leading axis: public records, at least 2. A

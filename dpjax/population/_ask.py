@@ -158,9 +158,9 @@ def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -
 def _check_runs(agreeing: float, draws: int) -> None:
     """Raises an error if runs disagree on the probability of the release.
 
-    If they disagree, the draws of some runs, or of all runs, did not reach the posterior. The
-    average parameters of these runs may still agree, so the effective size may not show the error.
-    If no draw is compatible with the release, another check raises the error.
+    If runs disagree, the draws of some runs, or of all runs, did not reach the posterior. The
+    effective size compares only average parameters of the runs, so it may not show this error. If
+    no draw is compatible with the release, another check raises the error.
     """
     if 0 < agreeing < ISLANDS / 2:
         raise ValueError(

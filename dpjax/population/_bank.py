@@ -96,7 +96,10 @@ class SimulationBank:
         return self._world.draw_release(key, theta)
 
     def sample(self, key: Key, released: Value, draws: int) -> PyTree:
-        """Independent draws from the weighted bank, for `auditing.calibration`.
+        """Draws simulated populations independently, with probabilities given by weights.
+
+        A population has a large weight if its database makes the release likely. This method is for
+        `auditing.calibration`.
 
         Args:
             key: a typed key.
@@ -104,7 +107,7 @@ class SimulationBank:
             draws: the number of draws.
 
         Returns:
-            Parameters with a leading axis of draws. JAX code.
+            The parameters of the drawn populations, with a leading axis of draws. JAX code.
         """
         several = (released,) if self._world.is_single else tuple(released)
         weights, _, _ = _weighed(self._world, several, self.values)

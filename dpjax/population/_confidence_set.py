@@ -172,7 +172,8 @@ class ConfidenceSet:
 
         Returns:
             A multiple of 1 / (seeds + 1). With nuisance parameters, it is an upper bound of the
-            largest p-value, by cells as in `interval`.
+            largest p-value. To find this bound, a search splits the range of these parameters into
+            cells, as for `interval`.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -199,7 +200,9 @@ class ConfidenceSet:
         return self.p_value(theta) > self._alpha
 
     def given(self, key: Key, release: Release | Value | Sequence[Release]) -> "ConfidenceSet":
-        """The set given another release of the same private function, without compiling again.
+        """The confidence set for another release of the same private function.
+
+        Nothing is compiled again.
 
         Args:
             key: a typed key of `dpjax.random`, used for nothing else; it makes new seeds.

@@ -49,7 +49,7 @@ class _Source:
 
     @property
     def _pieces(self) -> list[int]:
-        """Returns, for each standard normal number of the draw, how many bits come from it.
+        """Returns how many random bits each standard normal number of the draw provides.
 
         The precision of floats limits how many bits can come from one number.
         """
@@ -81,10 +81,10 @@ class _Source:
 class Latents:
     """A program of a key whose draws are functions of independent standard normal numbers.
 
-    Each array of random bits in the program is computed from separate normal numbers, by their
-    distribution function. So the outputs have the same law as under random keys. Uniform numbers,
-    and functions of `jax.random` that use them, are differentiable. A loop that draws by rejection
-    gets a key made of such bits.
+    Each array of random bits in the program is computed from normal numbers of its own. The normal
+    distribution function turns them into uniform numbers, and these give the bits. So the outputs
+    have the same law as under random keys. Uniform numbers, and functions of `jax.random` that use
+    them, are differentiable. A loop that draws by rejection gets a key that consists of such bits.
 
     Attributes:
         specs: shapes and dtypes of the normal numbers.
@@ -126,7 +126,7 @@ class Latents:
 
     @property
     def places(self) -> jax.Array:
-        """Returns, for each standard normal number, the index of the draw that it determines."""
+        """Returns an array: entry i is the index of the draw that is computed from number i."""
         sizes = [math.prod(spec.shape) for spec in self.specs]
         return jnp.repeat(jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=self.size)
 
@@ -140,7 +140,7 @@ class Latents:
         return self.evaluate(parts)
 
     def _check_that_keys_do_not_count(self, under: Callable[[Key, Any], PyTree], key: Key) -> None:
-        """Refuses a program whose outputs depend on its key even with fixed normal numbers."""
+        """Raises an error if outputs depend on the key even when the normal numbers are fixed."""
         row = jax.random.normal(jax.random.key(1), (self.size,))
         others = [jax.random.fold_in(key, i) for i in range(_OTHER_KEYS)]
 
@@ -156,8 +156,8 @@ class Latents:
             ]
             if not all(same):
                 raise ValueError(
-                    "prior and model must use their keys only in functions of jax.random for"
-                    ' method="tempered": use method="weighted"'
+                    "prior and model must pass their keys only to functions of jax.random if"
+                    ' method="tempered": otherwise, use method="weighted"'
                 )
 
 
@@ -198,7 +198,10 @@ class _Walk:
         return bind(equation, equation.params, operands)
 
     def _drawn(self, law: Any, like: Any, keys: Any, needed: int = 0) -> jax.Array:
-        """Returns the next given draw. Without given draws, records the draw and returns zeros."""
+        """Returns the next draw if draws were given.
+
+        Otherwise, adds a description of the draw to `sources`, and returns zeros.
+        """
         if self._given is not None:
             return next(self._given)
         words = np.asarray(jax.random.key_data(keys))

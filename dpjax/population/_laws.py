@@ -28,9 +28,10 @@ Releases: TypeAlias = Callable[[Key, Database], Release]
 
 OneOrSeveral: TypeAlias = Releases | Sequence[Releases]
 
-# How often a test draws noisy numbers, and checks that the private function returns exactly them.
+# A test draws noisy numbers this many times. Each time, the private function must return exactly
+# these numbers.
 _PROBES = 3
-_DERIVED = ("arrays", "rounding", "unit")  # Public facts that follow from other public facts.
+_DERIVED = ("arrays", "rounding", "unit")  # Public facts that the other public facts determine.
 _CLOSE = 1e-3  # Public facts count as equal if their relative difference is smaller.
 # The errors that JAX raises if Python code needs the value of a traced number.
 _ASKED_FOR_NUMBERS = (
@@ -54,8 +55,8 @@ class Law:
         published: structure, shapes and dtypes of the noisy numbers.
         values: structure, shapes and dtypes of the exact value.
         held: structure, shapes and dtypes of the noisy numbers as a release stores them.
-        accuracy: the accuracy of its releases. A given release must have the same public facts,
-            such as bounds, scale and number of records.
+        accuracy: the accuracy of the function's releases. A release that a user passes must have
+            the same public facts as this accuracy, such as bounds, scale and number of records.
     """
 
     private: Releases
@@ -69,7 +70,7 @@ class Law:
     def of(
         cls, private: Releases, key: Any, database: Callable[..., Database], *given: PyTree
     ) -> "Law":
-        """Makes the law for the databases that `database` draws.
+        """Finds the distribution of the releases on databases that `database` draws.
 
         Args:
             private: the function.
@@ -219,9 +220,9 @@ class Law:
         for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
-                    f"{name} must be like a release of {self.name} about a database of the model,"
-                    f" with {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}:"
-                    " pass the private function, n and capacity that made the release"
+                    f"{name} must have the {fact} of a release of {self.name} on a database of the"
+                    f" model, {_short(here.get(fact))}, got {_short(there.get(fact))}: pass the"
+                    " private function, n and capacity that made the release"
                 )
 
 
@@ -248,8 +249,8 @@ def _simulated(private: Releases, database: Database) -> tuple[Inside, Value]:
             "with jax.numpy"
         ) from error
     raise TypeError(
-        "private must release by dpjax.privatize, or by a private statistic of dpjax, got "
-        f"{_checks.shown(private)}, which draws no noise"
+        "private must be a function that makes its release by dpjax.privatize or a private "
+        f"statistic of dpjax, but {_checks.shown(private)} draws no noise"
     )
 
 

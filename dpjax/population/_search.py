@@ -9,11 +9,12 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-# The least variance of standardized numbers. It makes the covariance matrix invertible if numbers
-# are equal.
+# If numbers are equal, their covariance matrix is not invertible. So each variance v is raised by
+# 1e-6 max(v, 1e-6).
 _LEAST_VARIANCE = 1e-6
-# If a number of a release is a linear function of the numbers before it, except for less than this
-# fraction of its variance, then float32 is too coarse for the lengths in `margins`.
+# A number of a release may be nearly a linear function of the numbers before it. If these leave
+# less than this fraction of its variance unexplained, float32 is too coarse for the lengths in
+# `margins`.
 _LEAST_UNEXPLAINED = 1e-3
 _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 
@@ -89,13 +90,16 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
 def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarray:
     """Returns upper bounds of p-values for parameters whose `margins` are between `low` and `high`.
 
-    There are R simulated releases and the observed release. If a release is one number, let d be
-    the rank of the observed number from the nearer end. Then the p-value is at most 2 d / (R + 1),
-    also with ties. If a release has k numbers, let u be the length of the observed vector, which is
-    the first k margins. A simulated release is no more central than the observed one only if the
-    length of its vector is at least (R - 1) / (R + 1) u / sqrt(1 + u^2 / (R + 1)). This follows
-    from the formula of Sherman and Morrison, because `p_value` uses the mean and the scatter of all
-    R + 1 releases.
+    There are R simulated releases and the observed release. If a release is one number, count how
+    many of the R + 1 numbers are at or below the observed one, and how many are at or above it. Let
+    d be the smaller count. Then the p-value is at most 2 d / (R + 1), even with ties.
+
+    If a release has k numbers, the first k margins are the vector from the mean of the simulated
+    releases to the observed release. Let u be its length. The other margins are the lengths of the
+    vectors from this mean to the simulated releases. A simulated release is no more central than
+    the observed one only if the length of its vector is at least (R - 1) / (R + 1) u / sqrt(1 + u^2
+    / (R + 1)). This follows from the formula of Sherman and Morrison, because `p_value` uses the
+    mean and the scatter of all R + 1 releases.
 
     Args:
         low: the least margins, with any leading axes.
@@ -160,11 +164,12 @@ _FIRST = (32, 8, 4, 2, 2, 1)  # The number of initial cells along each axis, for
 _POINTS = 3000
 _CHOSEN = 16  # At each end of the range, this many cells are split at a time.
 _BATCH = 64
-# Margins are evaluated at some points of a cell. Elsewhere in the cell, they are assumed to be
-# outside of the evaluated range by at most this multiple of its length.
+# Margins are evaluated at some points of a cell. The range of these margins is extended on both
+# sides by this multiple of its length. All margins in the cell are assumed to be in the extended
+# range.
 _BEYOND = 0.5
-# Each end of the set is searched until an evaluated point of the set is this close, as a fraction
-# of the width of the set.
+# For each end of the set, an evaluated point of the set and an outer bound are known. The search
+# ends if their distance is at most this fraction of the width of the set.
 _NEAR = 1 / 256
 
 
@@ -186,10 +191,11 @@ class Search:
     """Searches the unit cube for large p-values, by cells that are split adaptively.
 
     A point *belongs* if its upper p-value exceeds alpha. The *places* of a cell are its corners,
-    its middle, and the middles of its edges and faces. A cell is left out only if the upper p-value
-    is at most alpha for all margins in a range: from the least to the largest margin at its places,
-    extended on both sides by half of its length. If margins are quadratic along a line, this range
-    contains them.
+    its middle, and the middles of its edges and faces. The *margins* of a point are the numbers
+    that determine its upper p-value. Take the range from the least to the largest margin at the
+    places of a cell, and extend the range on both sides by half of its length. The cell is left out
+    only if the upper p-value is at most alpha for all margins in the extended range. If margins are
+    quadratic along a line, this range contains all margins on the line.
     """
 
     def __init__(self, evaluate: Evaluate, alpha: float, dims: int, numbers: int = 1):
@@ -272,7 +278,7 @@ class Search:
         return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
     def _inner(self) -> np.ndarray:
-        """Returns the negated least coordinates of evaluated points in the set, then their largest.
+        """Returns minus the least, and then the largest coordinates of evaluated points in the set.
 
         A point is in the set if its upper p-value exceeds alpha.
         """
@@ -305,8 +311,8 @@ class Search:
             part = slice(start, start + _BATCH)
             p_values, margins = self._at_places(lows[part], widths[part])
             low, high = margins.min(axis=1), margins.max(axis=1)
-            # `margins` contains infinite lengths if lengths cannot be computed. An infinite length
-            # does not exclude the cell.
+            # A margin is infinite if it could not be computed. Such a margin does not exclude the
+            # cell.
             with np.errstate(invalid="ignore"):
                 more = np.nan_to_num(_BEYOND * (high - low), posinf=np.inf)
             near = upper_p_values(low - more, high + more, self._numbers)

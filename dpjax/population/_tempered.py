@@ -27,7 +27,7 @@ WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 _KICKS = 16  # The number of steps of a path that follows the derivative.
 _MOST_TRIES = 12  # The largest number of points that are tried on an ellipse.
-# A move needs this many normal numbers in addition to those of the particle.
+# A move draws one normal number for each number of the particle, and this many more.
 RANDOM = 2 + _MOST_TRIES
 
 
@@ -50,16 +50,17 @@ def along_a_path(
     particle: jax.Array,
     log: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Makes a step of Hamiltonian Monte Carlo, which is a rotation where the density is constant.
+    """Makes a step of Hamiltonian Monte Carlo.
 
-    The path is reversible and preserves volumes, even with a wrong derivative. So the law stays
-    unchanged even if the density has jumps or no derivative. In that case, fewer paths are
-    accepted.
+    Where the density is constant, the path of the step is a rotation. The path is reversible and
+    preserves volumes, even with a wrong derivative. So the law stays unchanged even if the density
+    has jumps or no derivative. In that case, fewer paths are accepted.
 
     Args:
         both: the log density at power 1, and its derivative.
         power: the power of the density.
-        step: the angle between two kicks, up to a random factor from 0.5 to 1.5.
+        step: the angle by which the path turns between two kicks, which change its velocity. The
+            angle is multiplied by a random factor from 0.5 to 1.5.
         normal: standard normal numbers: one for each number of the particle, and `RANDOM` more.
         particle: a vector of normal numbers.
         log: the log density of the particle.
@@ -243,9 +244,9 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
         normal = jax.random.normal(jax.random.fold_in(key_move, i), shape, particles.dtype)
         path = functools.partial(along_a_path, with_slope(density, size), power, step)
         particles, log, accepted = jax.vmap(path)(normal[0], particles, log)
-        # If all records move at the same time, parameters that many records depend on hardly move.
-        # So a second move changes only the numbers of one draw of the program, the i-th (modulo the
-        # number of draws).
+        # There are two moves on an ellipse. The first changes all numbers. But if all records move
+        # at the same time, parameters that many records depend on hardly move. So the second move
+        # changes only the numbers of one draw of the program: draw i, modulo the number of draws.
         for j, moves in enumerate((places >= 0, places == i % (places[-1] + 1))):
             ellipse = functools.partial(on_an_ellipse, density, power, moves)
             particles, log = jax.vmap(ellipse)(normal[1 + j], particles, log)
@@ -259,7 +260,7 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
 
 
 def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
-    """Returns the largest rise of the power with enough effective particles.
+    """Returns the largest rise of the power that leaves enough effective particles.
 
     The effective size of the weights must be at least `_SHARE` of the number of particles.
     """
@@ -270,7 +271,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
     def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
-        # The first power that is tried is t = 1.
+        # The largest rise is tried first. It ends at power 1.
         middle = jnp.where(i == 0, high, (low + high) / 2)
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
@@ -304,13 +305,13 @@ def runs_that_count(weights: np.ndarray) -> float:
 
 
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
-    """Returns how many independent draws would estimate averages as well as the islands do.
+    """Returns how many independent draws would estimate averages with the error of the islands.
 
     Islands are independent runs, so the jackknife, which leaves out one island at a time, measures
     the error. Comparing each island's average with the average of all draws would hide the error:
     an island with nearly all of the weight determines the average of all draws. For each column,
     two averages are used: of its numbers, and of their distances from the mean. The worst average
-    determines the size, so the size is rather too small than too large.
+    determines the size, so the size tends to be too small.
     """
     if not weights.sum() > 0:
         return 0.0

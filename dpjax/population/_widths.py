@@ -34,7 +34,7 @@ def posterior_widths(
     draws: int = 100_000,
     repeats: int = 50,
 ) -> "Dataset":
-    """The widths of posterior intervals to expect, for the number of people and epsilon of a study.
+    """The widths of posterior intervals that studies with some n and epsilon can expect.
 
     `dpjax.rehearse` compares the noise of a release with the sampling spread. This function
     measures how precise conclusions about the population would be, with noise, clamping and
@@ -135,7 +135,7 @@ def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) 
 def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
     """Refuses a posterior with too few effective draws.
 
-    Such posteriors are narrow, so leaving them out would make the widths too large.
+    Such posteriors are narrow. If they were left out, the average width would be too large.
     """
     least = float(cell["effective_size"].min())
     if least < LEAST_SIZE:

@@ -52,7 +52,7 @@ class Population:
         elif capacity is None:
             raise ValueError(
                 "capacity must be given, because n is a function of theta: pass the number of"
-                " slots of the PaddedRecords that the release took"
+                " slots of the PaddedRecords from which the release was made"
             )
         return cls(model, n, capacity)
 

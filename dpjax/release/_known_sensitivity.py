@@ -19,15 +19,15 @@ from dpjax._core._values import Inside, KnowsSensitivity, Mechanism, Sensitivity
 from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
-# A user may pass a bound that was rounded to nearest. It is smaller than the bound of `needed`,
-# which is rounded up, by at most this factor. It is accepted, because the scale of the noise is
-# rounded up by more than this factor.
+# The bound of `needed` is rounded up. A user may pass the same bound rounded to nearest. The user's
+# bound is smaller by at most this factor. It is accepted, because the scale of the noise is rounded
+# up by more than this factor.
 _TO_NEAREST = 1 + 2.0**-50
 _COMPILED = type(jax.jit(lambda: None))
 
 
 def check_maker(target: Target, sensitivity: Sensitivity) -> None:
-    """Refuses a sensitivity that a query's method computed, if the target is another function."""
+    """Refuses a sensitivity that a query computed, if the target has no known sensitivity."""
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, but the target is another function:"
@@ -130,6 +130,6 @@ def knowing(target: object) -> KnowsSensitivity | None:
 
 
 def _or_nan(enough: jax.Array, leaf: jax.Array | float) -> jax.Array | float:
-    """Returns a number of a mechanism, or NaN if it is a float and the noise would be too small."""
+    """Returns `leaf`, or NaN in place of a float if `enough` is false: too little noise."""
     is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     return jnp.where(enough, leaf, jnp.nan) if is_float else leaf

@@ -96,7 +96,10 @@ class SensitivityMechanism(abc.ABC):
 
     @property
     def dp_event(self) -> Any:
-        """One release as an event of the package dp-accounting, without gamma.
+        """One release as an event of the package dp-accounting.
+
+        The event does not include gamma, the fraction of pairs that a sampled sensitivity leaves
+        uncovered.
 
         By default it is the event of the Laplace mechanism at epsilon' = 2 log((1 + e^epsilon) /
         2), which dominates every epsilon-DP mechanism. Proof: among all epsilon-DP mechanisms,
@@ -192,10 +195,11 @@ class SensitivityMechanism(abc.ABC):
         )
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
-        """Returns a function that draws outside of `jit`, by compiled programs for many shapes.
+        """Returns a function that draws outside of `jit`, or None.
 
-        The function computes with JAX arrays, not with Python floats, so that its results are
-        rounded as in `jit`. None means that one program draws, compiled for these shapes.
+        The function runs compiled programs that serve many shapes. None means that the draw is a
+        single program, compiled for the shapes of `value`. The function computes with JAX arrays,
+        not with Python floats, so that its results are rounded as in `jit`.
         """
         del value
         return None
@@ -333,9 +337,9 @@ class SensitivityMechanism(abc.ABC):
         """Refuses a direct call if the mechanism's sensitivity only holds inside `privatize`."""
         if self.sensitivity.inside:
             raise ValueError(
-                "the sensitivity holds for the exact integers that dpjax.privatize computes, "
-                f"not for the rounded floats that a {self.sensitivity.known_by} returns: release "
-                "by dpjax.privatize(query, mechanism)"
+                "the sensitivity holds for the exact integers that dpjax.privatize computes. A "
+                f"direct call of a {self.sensitivity.known_by} returns rounded floats, for which "
+                "the sensitivity does not hold: release by dpjax.privatize(query, mechanism)"
             )
         if self.sensitivity.bounds is not None:
             raise ValueError(

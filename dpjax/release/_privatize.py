@@ -490,8 +490,8 @@ def accepting_values(mechanism: Mechanism) -> Mechanism:
         return mechanism
     if sensitivity.records is None or sensitivity.target is None:
         raise ValueError(
-            "sensitivity must contain the fingerprint of the target whose records are clamped, "
-            "got none: make it by dpjax.prove_sensitivity"
+            "sensitivity was proved for clamped records, so it must contain the fingerprint of its "
+            "target, got no fingerprint: make the sensitivity by dpjax.prove_sensitivity"
         )
     return changed(mechanism, sensitivity=dataclasses.replace(sensitivity, bounds=None))
 
@@ -507,11 +507,11 @@ def _check_platform(records: Database, *, convolves: bool = False) -> None:
     proved_on = _PROVED_ON & {"cpu"} if convolves else _PROVED_ON
     unknown = sorted((platforms or {jax.default_backend()}) - proved_on)
     if unknown:
-        known = "CPUs alone, for a convolution" if convolves else "CPUs and GPUs"
+        known = "CPUs, for a target with a convolution" if convolves else "CPUs and GPUs"
         raise ValueError(
-            f"a proved sensitivity covers only rounding errors of {known}, but the database is on"
-            f" {', '.join(unknown)}: move the database to another device, for example by"
-            " jax.device_put"
+            f"a proved sensitivity is valid only on {known}, because other devices may have larger"
+            f" rounding errors, but the database is on {', '.join(unknown)}: move the database to"
+            " another device, for example by jax.device_put"
         )
 
 

@@ -53,8 +53,8 @@ def pay_and_draw(
         guarantee: the guarantee of the release.
         what: a description of the release for the history.
         name: the user's name for the records. Without a name, no earlier release is returned.
-        request: makes the request under a name. It is also called without a name, because it raises
-            the errors of the draw before anything is paid.
+        request: makes the request under a name. It is called even if there is no name, so that
+            errors of the draw are raised before anything is paid.
         ledger: an additional ledger that pays.
         drawing: the draw, if the release is a single draw of a mechanism.
         exact: how the release is made, and the exact value, for simulations of public databases.
@@ -142,7 +142,7 @@ def paid_steps() -> Generator[None]:
 
 
 def refuse_unpaid_steps() -> None:
-    """Refuses a single training step inside `with ledger`, because its total cost is unknown."""
+    """Refuses a training step inside `with ledger`: the number of all steps is unknown there."""
     if not _STEPS_ARE_PAID.get() and any(isinstance(one, Account) for one in told()):
         raise ValueError(
             "a training step must not run inside `with ledger`, because a run pays for all of its"

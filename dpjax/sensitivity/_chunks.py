@@ -161,12 +161,11 @@ LEAST_ALONE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Probing:
-    """How many pairs of a chunk are probed.
+    """How many pairs of a chunk are probed. These are the first pairs of the chunk.
 
     Attributes:
-        rotated: the number of pairs, from the first, that are also evaluated with rotated records.
-        kept: the number of pairs, from the first, whose database and value are returned to the
-            host.
+        rotated: the number of pairs that are also evaluated with rotated records.
+        kept: the number of pairs whose database and value are returned to the host.
     """
 
     rotated: int = 0

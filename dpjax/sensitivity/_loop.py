@@ -193,7 +193,8 @@ def sample_block(
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            # The checkpoint may already contain the results of all probes, which are judged first.
+            # The checkpoint may already contain the results of all probes. They are judged before
+            # any chunk is started.
             if pair.sums is None:
                 judge()
             if pair.calls_host or watch is not None:
@@ -206,9 +207,9 @@ def sample_block(
             for part in [rest] if watch is None else watch.parts(rest, total - missing, layout):
                 if enough():
                     break
-                # Two more chunks are in flight when the last probed chunk is judged, so devices do
-                # not wait for the host. If the target is a sum, no chunk is probed. The separate
-                # probes of the sum are judged after the first finished chunk.
+                # While the host judges the last probed chunk, devices compute two more chunks. So
+                # they do not wait for the host. If the target is a sum, no chunk is probed. The
+                # separate probes of the sum are judged after the first finished chunk.
                 run(probed + part, max(len(probed) + 2, 3))
             enough()
         finally:

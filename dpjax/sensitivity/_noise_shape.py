@@ -21,9 +21,9 @@ _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
 # Eigenvalues of W are raised to at least this fraction of the largest eigenvalue. So the standard
 # deviation of the noise in any direction is at least .03 of the largest standard deviation.
 _FLOOR = 1e-6
-# Rounding to the fine grid changes a value by at most this fraction of a typical difference.
-# Sampled distances are between rounded values, so they include this change. The grid extends to at
-# least 2^4 times the largest sampled value.
+# Rounding to the fine grid changes a value by at most `_FINE` times a typical difference. Distances
+# are sampled between rounded values, so they include this change. The grid extends to at least
+# 2^`_HEADROOM_BITS` times the largest sampled value.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 
@@ -107,7 +107,7 @@ def noise_shape(
 
 
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """Returns the mean of delta delta' over finite changes delta, and the largest |f(D)_j|."""
+    """Returns the mean outer product of finite changes f(D) - f(D'), and the largest |f(D)_j|."""
     total, count, largest = np.zeros(()), 0, 0.0
     with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):

@@ -22,7 +22,10 @@ def flat(tree: Value) -> jax.Array:
 
 
 def widest_float(leaves: list[jax.Array]) -> np.dtype:
-    """Returns the widest dtype in which float leaves are computed; the default float for none."""
+    """Returns the widest dtype in which float leaves are computed.
+
+    If there are no float leaves, it is the default float.
+    """
     floats = [leaf.dtype for leaf in leaves if is_float(leaf)]
     return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
 

@@ -30,7 +30,7 @@ _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 # A generous bound on the relative error of SciPy's functions and of sums of logarithms.
 _ERROR = 1e-12
-# A bound on the error of each log gamma value of which SciPy's `betaln` is a sum.
+# SciPy's `betaln` adds up log gamma values. This is a bound on the error of each of them.
 _ERROR_OF_A_LOG = 1e-15
 
 
@@ -272,7 +272,8 @@ def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
 
 def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
     """Returns the largest rank whose order statistic is below the 1 - gamma quantile, or 0."""
-    # The excess increases as the rank decreases, so the search counts ranks down from m.
+    # If an order statistic is surely below the quantile, so are those of lower ranks. So the search
+    # counts ranks down from m.
     found = _least(m, lambda j: _is_sure(m - j, m, gamma, confidence, scipy.special.betaincc))
     return 0 if found is None else m - found
 

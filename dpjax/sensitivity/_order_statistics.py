@@ -22,7 +22,7 @@ _NARROWINGS = 4
 # number of distances below `low` is less than the rank, and the number below `high` is at least the
 # rank.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# Two patterns, and the counts that `_counts_of_groups` returns for these patterns.
+# Two bit patterns, and the counts that `_counts_of_groups` returns for these patterns.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
 _Looked = tuple[_Bracket, _Seen]
 
@@ -113,8 +113,8 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
     """Finds the bit pattern of the distance of a rank, by one pass over all distances per bit."""
-    # The number of steps is constant. On an accelerator, a loop that ends depending on data would
-    # wait for the host after each step.
+    # The number of steps does not depend on data. If it did, an accelerator would wait for the host
+    # after each step.
     bits = 8 * distances.dtype.itemsize - 1
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
 
@@ -143,10 +143,11 @@ def _search_among(
 
 
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """Does the same as `_search` for a CPU: brackets the result by a sample, then by interpolation.
+    """Does the same as `_search`, but faster on a CPU.
 
-    Then it gathers the distances in the bracket, and bisects among them. If ties leave too many
-    distances in the bracket, it bisects among all distances.
+    It brackets the result by a sample, and then by interpolation. Then it gathers the distances in
+    the bracket, and bisects among them. If ties leave too many distances in the bracket, it bisects
+    among all distances.
     """
 
     def narrowed(bracket: _Bracket, first: jax.Array, second: jax.Array) -> _Looked:
@@ -186,7 +187,7 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 def _sampled_bracket(
     distances: jax.Array, rank: jax.Array, m: jax.Array, axis: str | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns two bit patterns, between which the distance of this rank most likely lies.
+    """Returns two bit patterns. The distance of this rank most likely lies between them.
 
     They come from a sample of the distances, three standard errors below and above the expected
     place of the distance in this sample.
@@ -204,12 +205,13 @@ def _sampled_bracket(
 
 
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
-    """Returns two bit patterns, between which the distance of this rank most likely lies.
+    """Returns two bit patterns. The distance of this rank most likely lies between them.
 
-    The pattern of this distance is estimated by linear interpolation in the bracket, which assumes
-    uniformly distributed patterns. The margin on either side of the estimate is a fraction of the
-    bracket: 1/64, for densities that are not uniform, plus 3 / sqrt(i) if i distances are in the
-    bracket. The second part is at least six standard deviations of the pattern's position.
+    The bit pattern of this distance is estimated by linear interpolation in the bracket. This
+    assumes uniformly distributed patterns. The margin on either side of the estimate is a fraction
+    of the bracket: 1/64, for densities that are not uniform, plus 3 / sqrt(i) if i distances are in
+    the bracket. The term 3 / sqrt(i) is at least six standard deviations of the position of the
+    pattern in the bracket.
     """
     low, high, below, above = bracket
     inside = (above - below).astype(jnp.float32)
@@ -224,11 +226,11 @@ def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Arr
 
 
 def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Counts the distances whose bit patterns are below `first`, and in [first, second), by group.
+    """For each group, counts the bit patterns below `first`, and those in [first, second).
 
-    A group consists of every `_BLOCK // _GROUP`-th distance of a block. Both counts share one
-    uint32, with the second count in the upper 16 bits. Distances after the last whole block are not
-    in any group.
+    The patterns are those of the distances. A group consists of every `_BLOCK // _GROUP`-th
+    distance of a block. The two counts of a group share one uint32, with the second count in the
+    upper 16 bits. Distances after the last whole block are not in any group.
     """
 
     def count(index: jax.Array) -> jax.Array:
@@ -248,7 +250,7 @@ def _count_below(
 ) -> jax.Array:
     """Returns how many distances have bit patterns below `first`, and how many below `second`.
 
-    `groups` has the counts of `_counts_of_groups`.
+    `groups` is the result of `_counts_of_groups`.
     """
     rest = _patterns(distances[distances.size // _BLOCK * _BLOCK :])
     below = jnp.sum(groups & 0xFFFF, dtype=jnp.uint32)
@@ -262,8 +264,8 @@ def _gather(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the bit patterns of distances in [low, high), and whether there are too many.
 
-    The patterns are padded with `high`. Only groups that contain such a pattern are read, and the
-    distances that are in no group.
+    The patterns are padded with `high`. The function reads only the groups that contain such a
+    pattern, and the distances that are in no group.
     """
     first, second, groups = seen
     groups = lax.cond(

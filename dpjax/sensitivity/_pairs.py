@@ -169,14 +169,14 @@ class RandomPair:
         if norm_program.calls_host:
             raise ValueError(
                 "norm must be written in JAX, got a norm that runs code on the host: if this code "
-                "failed, dpjax could not report on which pair"
+                "failed, dpjax could not report the pair on which it failed"
             )
         if [leaf.shape for leaf in norm_program.outputs.leaves] != [()]:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
         pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
-        # A shortcut computes the result of `finish`. With a `NoiseShape`, the target also
-        # transforms this result, so there is no shortcut.
+        # A shortcut computes the result of `finish`. With a `NoiseShape`, this is not the value,
+        # because the target then transforms the result. So there is no shortcut.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
     def _with_shortcuts(
@@ -339,7 +339,7 @@ class RandomPair:
         return value, other
 
     def resolution(self, value: Value) -> jax.Array:
-        """Returns the norm of a unit in the last place of every coordinate of the value."""
+        """Returns the norm of a vector: the units in the last place of the value's coordinates."""
         if self.shape is not None:
             return self.shape.resolution(value)
         return resolution("range" if self.in_range else self.norm, value)

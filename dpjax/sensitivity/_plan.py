@@ -37,8 +37,8 @@ PAIRS_OVER_LEAST = 10
 # written often.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
 _STEPS = 32  # The largest number of chunk sizes, because every size compiles another program.
-# The code of XLA's error for a program that does not fit into memory. On a TPU, even the
-# compilation of such a program fails.
+# XLA's error contains `_TOO_LARGE` if a program does not fit into memory. On a TPU, the error is
+# raised by the compilation. Then chunks are made smaller by the factor `_SMALLER`.
 _TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
 
 
@@ -62,10 +62,12 @@ class Sampling:
     def of(
         cls, key: jax.Array, pair: RandomPair, layout: Layout, team: Team, *more: object
     ) -> Self:
-        """Makes a sampling, with its key on devices. Refuses processes whose calls differ."""
+        """Makes a sampling, and places its key on the devices.
+
+        Raises an error if the processes made different calls. Otherwise, they would combine chunks
+        of different samplings without noticing it.
+        """
         made = cls(placed(key, layout), pair, layout, team, *more)
-        # Processes with different calls would combine chunks of different samplings without
-        # noticing it.
         if len(layout.local) < len(layout.devices) and len(team.meet(digest(made.run))) > 1:
             raise ValueError(
                 "processes must make the same call, with one key, target, oracle and size, and"
@@ -113,7 +115,7 @@ class Plan(Sampling):
 
     @functools.cached_property
     def identity(self) -> str:
-        """Returns a hash that is equal for samplings of equal pairs and the same rank."""
+        """Returns a hash. It is equal for samplings with equal pairs and operating points."""
         programs = (program.fingerprint for program in self.pair.programs)
         return digest(self.words, *programs, self.pair.positions, self.point)
 
@@ -130,8 +132,8 @@ def point_of_each(
 ) -> tuple[OperatingPoint, float | None]:
     """Returns the operating point of each position, and the confidence of all of them together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-    # By a union bound, the statements about all positions are true together with the stated
-    # confidence. So the statement about the worst position is true, too.
+    # By a union bound, the statements about all positions hold simultaneously, with the stated
+    # confidence. So the statement about the worst position holds, too.
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:

@@ -70,8 +70,8 @@ _ROUNDED_UNITS, _ROUNDED_SHARE = 16, 2**-8
 # If a defect occurs on a fraction gamma of all databases, then 5 / gamma probes miss it with a
 # probability of at most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
-# The largest number of probes of a sum, which only measure its rounding. More probes would take
-# more time than the shortcut for sums saves.
+# The largest number of databases on which a sum is probed. These probes only measure the rounding
+# of the sum. More of them would take more time than the shortcut for sums saves.
 _MOST_SUM_PROBES = 4096
 # `refuse_places` refuses an oracle of independent records with a probability of at most 10^-8.
 _CERTAIN = math.log(1e8)
@@ -146,7 +146,10 @@ class Probes:
         self._rotations = random_rotations(plan.words, pair.n, self._count)
 
     def rotations(self, chunks: list[int | None]) -> np.ndarray:
-        """Returns the number of places by which to rotate each probed database of all devices."""
+        """Returns by how many places each probed database is rotated, for all devices.
+
+        `chunks` contains the chunk of each device.
+        """
         starts = np.array([self._layout.size * (chunk or 0) for chunk in chunks])[:, None]
         indices = starts + np.arange(self.probing.rows)
         return self._rotations[np.minimum(indices, self._count - 1)].reshape(-1)
@@ -157,7 +160,8 @@ class Probes:
         permuted = np.asarray(probed.permuted).reshape(len(chunks), rows)
         elsewhere = _as_sampled(np.asarray(probed.elsewhere)).reshape(len(chunks), rows)
         # If no operation mixes the lanes of a `vmap`, computing a value in a batch changes only its
-        # rounding. This changes nearly every value, so the databases of the first chunk are enough.
+        # rounding. Such a change affects nearly every value, so testing the databases of the first
+        # chunk is enough.
         looks_alone = kept > LEAST_ALONE or 0 in chunks
         databases, values = jax.tree.map(np.asarray, probed[2:]) if looks_alone else (None, None)
         found = list[Seen]()
@@ -209,7 +213,7 @@ class Probes:
         return found
 
     def judged(self, found: Findings) -> Findings:
-        """Adds the findings on a sum, and refuses the target or the oracle if a test fails.
+        """Adds the findings about the sum, if the target is one. Raises an error if a test fails.
 
         Raises:
             ValueError: if the target or the oracle breaks an assumption of the sampler.
@@ -231,7 +235,7 @@ class Probes:
 
     @staticmethod
     def _distances(row: np.ndarray, count: int) -> np.ndarray:
-        """Returns the distances of the first pairs of a chunk; of several norms, only the first."""
+        """Returns the distances of the first `count` pairs of a chunk, in the first norm."""
         return row[:count].reshape(count, -1)[:, 0]
 
     def _in(self, chunk: int) -> int:
@@ -240,7 +244,10 @@ class Probes:
 
 
 def probed_pairs(pair: RandomPair, point: OperatingPoint) -> int:
-    """Returns how many sampled pairs are probed; 0 for a sum, whose probes draw more databases."""
+    """Returns how many sampled pairs are probed.
+
+    For a sum, the result is 0, because its probes draw databases of their own.
+    """
     return 0 if pair.sums else _databases(pair, point)
 
 
@@ -375,10 +382,14 @@ def _compiled_probes(
     kept: int,
     devices: tuple[Device | None, ...],
 ) -> tuple[dict[str, jax.Array], Database, Value]:
-    """Returns, for every device, distances of a chunk, its first databases, and all values.
+    """Probes a chunk of pairs on every device.
 
     `work` contains the indices of the pairs, and the number of places by which each database is
     rotated.
+
+    Returns:
+        The measured numbers of every pair, by name; the first `kept` databases of each device; and
+        the target's values on all databases.
     """
 
     def probe(index: jax.Array, steps: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
@@ -423,17 +434,17 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
 
     The result is twice the largest change of a value, because both values of a pair may have
     changed. The value of a database may change when the database is evaluated alone instead of in a
-    batch; and, for targets that ignore the order, when its records are permuted. For a sum, the
-    result is at least twice the resolution, and the largest difference between distances by the
-    shortcut and by the target is added.
+    batch. If the target ignores the order, the value may also change when records are permuted. For
+    a sum, the result is at least twice the resolution. The largest difference between distances by
+    the shortcut and by the target is then added.
 
     Raises:
-        ValueError: if permuting the records changes a value by more than rounding can, because then
-            distances at the last position say nothing about other positions; or if evaluating a
-            database alone instead of in a batch does. Each of these changes is compared with the
-            changes of the same databases' values when a record is replaced. A comparison with the
-            estimate would be weaker: if distances have heavy tails, the estimate is far above most
-            distances.
+        ValueError: if a value changes by more than rounding explains, either when records are
+            permuted, or when a database is evaluated alone instead of in a batch. In the first
+            case, distances at the last position say nothing about other positions. Each of these
+            changes is compared with the changes of the same databases' values when a record is
+            replaced. A comparison with the estimate would be weaker: if distances have heavy tails,
+            the estimate is far above most distances.
         RuntimeError: if the shortcut for sums disagrees with the target.
     """
     moved = max(found.permuted, found.alone)
@@ -485,8 +496,8 @@ def refuse_places(databases: Database) -> None:
 
     The test looks for a column that is equal in all k databases, and not constant. If the n records
     of each database are independent, this happens with probability at most n / (e n)^k. The worst
-    case is a column that marks each record with probability 1 / n, and marks the same single record
-    in each database.
+    case is a boolean column that is true for each record with probability 1 / n. The test refuses
+    this column if it is true for the same single record in all databases.
     """
     for path, leaf in jax.tree.leaves_with_path(databases):
         k, n = leaf.shape[:2]
@@ -532,7 +543,7 @@ def _rounded_apart(found: Findings) -> float:
 
 
 def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: int = 1) -> None:
-    """Refuses an oracle if replacing random records changes values too often by more than a limit.
+    """Refuses an oracle if too many of the changes in `elsewhere` exceed `limit`.
 
     Args:
         elsewhere: for each probed database, the change of the value when the record at a random
@@ -565,7 +576,7 @@ def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
 
     Args:
         beyond: how many distances at random positions exceed the limit.
-        probed: number of distances at random positions, one for each of the first pairs.
+        probed: number of distances at random positions. The first `probed` pairs have one each.
         m: number of pairs.
         k: rank of the limit.
     """

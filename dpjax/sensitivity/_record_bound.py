@@ -127,7 +127,10 @@ def record_bound(
     margin = 1 + (leaf.size + 8) * float(jnp.finfo(leaf.dtype).eps)
     longest = float(np.partition(lengths, point.k - 1)[point.k - 1])
     if not math.isfinite(longest):
-        raise ValueError("the estimated sensitivity is infinite: clip the values that row returns")
+        raise ValueError(
+            "the estimated sensitivity is infinite: clip the result of the function row, for"
+            " example by jax.numpy.clip"
+        )
     if longest == 0:
         raise ValueError(
             "the estimated sensitivity is 0, because row returns 0 for nearly all records of "
@@ -165,15 +168,19 @@ def _check_row(rows: Program, target: Program) -> None:
     if [leaf.shape for leaf in target.outputs.leaves] != shapes:
         raise ValueError(
             f"target must return weights of the same shape as a row, {shapes[0]}, got"
-            f" {target.outputs}. The bound is false for an intercept without a penalty: append a"
-            " constant feature to every row, so that its weight is penalized too"
+            f" {target.outputs}. If you want an intercept: the bound is false for an intercept"
+            " without a penalty. Append a constant feature to every row, so that its weight is"
+            " penalized, too"
         )
 
 
 def _lengths(
     key: Key, oracle: IndependentRecords, rows: Program, n: int, m: int
 ) -> np.ndarray[tuple[int], np.dtype[np.floating]]:
-    """Returns max(||u||, ||v||, ||u - v||) for every pair; NaN counts as infinite."""
+    """Returns max(||u||, ||v||, ||u - v||) for every pair of records with the rows u and v.
+
+    NaN counts as infinite.
+    """
 
     def length(index: jax.Array) -> jax.Array:
         records = oracle.at(

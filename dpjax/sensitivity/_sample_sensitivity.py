@@ -127,7 +127,10 @@ def sample_distances(
 
 
 def _on_the_host(sampling: Sampling) -> jax.Array:
-    """Runs the compiled program of `sample_sensitivity`, whose distances have the same bits."""
+    """Runs the compiled program of `sample_sensitivity`.
+
+    So the distances are the same as in `sample_sensitivity`, bit for bit.
+    """
 
     def at(position: int) -> jax.Array:
         block, _ = sample_block(sampling, position=position)
@@ -155,9 +158,9 @@ def _in_a_program(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array
 
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# Defaults if `until` is given. The number of pairs is at most `over_least` times the least feasible
-# number, and at most `most`, because memory for all distances is allocated at the start (256 MiB).
-# There are at least `_LOOKS` chunks, because sampling can end only after a chunk.
+# Defaults if `until` is given. The number of pairs is the smaller of `most` and `over_least` times
+# the least feasible number. Memory for all distances is allocated at the start: 256 MiB for `most`
+# pairs. There are at least `_LOOKS` chunks, because sampling can end only after a chunk.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -193,7 +196,7 @@ def sample_sensitivity(
       and evaluate f on one database alone, as in a release, instead of in a batch.
 
     If records have public bounds, `dpjax.prove_sensitivity` may prove a global sensitivity instead.
-    The printed result says so, for programs of at most 80 operations.
+    If it can prove one, and the program has at most 80 operations, the printed result says so.
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`. A key of `dpjax.random` is turned into
@@ -322,8 +325,9 @@ def sample_sensitivity(
         method = "anytime"
     each, stated = confidence, None
     if several:
-        # A marginal confidence need not be divided among oracles: for each oracle, the largest of
-        # all estimates covers at least as many pairs as the oracle's own estimate.
+        # A marginal statement has no confidence to divide among oracles. It holds for the largest
+        # of all estimates, because this covers at least as many pairs of an oracle as the oracle's
+        # own estimate.
         point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
         stated = point.confidence
         each = confidence_of_each(stated, len(oracles))
@@ -371,7 +375,7 @@ class _Sample(NamedTuple):
     Attributes:
         plan: the sampling, with its final operating point.
         identity: the identity of the sampling.
-        estimate: the k-th smallest distance of a position, for the position where it is largest.
+        estimate: the maximum over all positions of the k-th smallest distance at a position.
         resolution: the coarsest resolution of the target's value.
         rounding: the amount to add for rounding, as measured by the probes.
         findings: the findings of the probes.

@@ -201,10 +201,7 @@ def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
 
 
 def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
-    """Casts to float16 or bfloat16 if the target returned this dtype.
-
-    If the target returned integers, the floats are not cast.
-    """
+    """Casts x to float16 or bfloat16 if the target returned this dtype. Otherwise returns x."""
     narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
     return _checks.saturating_cast(x, sampled.dtype) if narrow else x
 

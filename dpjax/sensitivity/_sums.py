@@ -98,7 +98,7 @@ class SumOfRecords:
 
     @classmethod
     def trace(cls, target: Summable, database: Database) -> "SumOfRecords":
-        """Traces both parts for databases of the given shapes."""
+        """Traces the statistic of a record, and the function of the sum, for these shapes."""
         n = jax.tree.leaves(database)[0].shape[0]
         record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
         statistic = Program.trace("statistic", target.statistic, record)
@@ -129,10 +129,12 @@ class SumOfRecords:
     def distance(
         self, norm: Norm, records: Database, position: jax.Array | int
     ) -> tuple[jax.Array, Value]:
-        """Returns the distance and the value for any `finish`, from all n + 1 records.
+        """Returns the distance of a pair, and the value on its first database, for any `finish`.
 
-        Both databases share n - 1 records, and the sum over these is computed once. Then the
-        replaced record is added for one database, and its replacement for the other.
+        `records` contains the n records of the first database. The last of the n + 1 entries is the
+        record that replaces the record at `position`. Both databases share n - 1 records, and the
+        sum over these is computed once. Then the replaced record is added for one database, and its
+        replacement for the other.
         """
         statistics = jax.vmap(self.statistic)(records)
         n = jax.tree.leaves(records)[0].shape[0] - 1

@@ -210,8 +210,8 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
     """Returns the coordinates of an axis, by name.
 
-    A vector has its numbers as coordinates. A matrix or a tree has an index, and the numbers of
-    each leaf that is a vector.
+    The coordinates of a vector are its numbers. For a matrix or a tree, the coordinates are an
+    index and, for each leaf that is a vector, the numbers of this leaf.
     """
     paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
     names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
@@ -258,8 +258,9 @@ def _label(name: str, value: PyTree) -> object:
     if isinstance(value, tuple):
         return tuple(_label(name, item) for item in value)
     raise TypeError(
-        f"{name} must have values that can be labels (numbers, strings, None, named functions,"
-        f" tuples of them), got {_checks.shown(value)}: give a dict from names to values"
+        f"{name} must have values that can be labels (numbers, strings, None, named functions, or"
+        f" tuples of them), got {_checks.shown(value)}: for other values, give a dict from names to"
+        " values"
     )
 
 

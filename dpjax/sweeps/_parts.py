@@ -205,7 +205,7 @@ class Part:
 
     @functools.cached_property
     def cut(self) -> Cut:
-        """Returns the program, cut into the pieces that chunks run."""
+        """Returns the program, cut at its random draws. Every chunk runs all pieces in order."""
         return cut_at_draws(self.program)
 
     @property
@@ -240,7 +240,10 @@ def parts_of(
     static: Sequence[Axis],
     repeats: int,
 ) -> list[Part]:
-    """Traces all parts before any cell is computed. Refuses parts whose outputs differ in kind."""
+    """Traces all parts before any cell is computed.
+
+    Raises an error if the outputs of two parts differ in names, shapes or dtypes.
+    """
     parts = [
         _trace(function, key, traced, static, choice, repeats)
         for choice in itertools.product(*(range(len(axis)) for axis in static))

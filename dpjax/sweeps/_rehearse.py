@@ -42,8 +42,9 @@ def rehearse(
     """Shows what releases would look like, on databases that the oracle draws.
 
     It compares the noise with the spread: the variation of the answer between the databases. The
-    spread is the error of asking n people instead of everybody, which a release has even without
-    noise. The result helps to choose a mechanism, or not to publish, and uses only public data.
+    spread is the sampling error: the answer varies because only n people are asked. A release has
+    this error even without noise. The result helps to choose a mechanism, or not to publish, and
+    uses only public data.
 
     Args:
         key: a typed key of `dpjax.random.seeded_key` or `secure_key`, used for nothing else.
@@ -51,11 +52,12 @@ def rehearse(
         oracle: draws plausible databases, `oracle(key, n)`.
         n: number of records of a database.
         mechanisms: one or several with additive noise, calibrated to the sensitivity of the target.
-            A dict names them. In a list, each has the name of its noise. A proved sensitivity
-            clamps records, and the noise then includes the effect of the clamp. They may also be
-            selections. Then the answers are the best scores, the releases are the scores of the
-            selected options, and the noise is their difference. Next to selections, a mechanism
-            with additive noise selects the options with the largest noisy scores.
+            In a dict, the keys are their names. In a list, each is named after its noise. A proved
+            sensitivity clamps records, and the noise then includes the effect of the clamp.
+            Mechanisms may also be selections. Then the answers are the best scores, the releases
+            are the scores of the selected options, and the noise is their difference. Next to
+            selections, a mechanism with additive noise selects the options with the largest noisy
+            scores.
         draws: number of databases. For light tails, 200 give the ratio to about 10%.
 
     Returns:
@@ -132,9 +134,9 @@ def rehearse(
                 drawn[name] = one.published(drawn[name]) if one.published else drawn[name]
         for name, found in drawn.items():
             if selecting:
-                # If one mechanism selects by scores, the noisy scores of the others are turned into
-                # selections, too: the options with the largest noisy scores are selected, as many
-                # as by the first mechanism that selects.
+                # If a mechanism selects by scores, the noisy scores of the other mechanisms are
+                # turned into selections, too: the k options with the largest noisy scores. The
+                # first mechanism that selects determines k.
                 like = drawn[next(iter(selecting))]
                 chosen = found if name in selecting else _largest(found, like)
                 answer, found = _best_and_selected(value, chosen)
@@ -182,8 +184,8 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
     proved = mechanism.sensitivity.bounds is not None
     if proved and drawn != (records := mechanism.sensitivity.records):
         raise ValueError(
-            f"oracle must draw records like those for which mechanism {name!r} was proved,"
-            f" {records}, got {drawn}"
+            f"oracle must draw records like those in the proof for mechanism {name!r}, {records},"
+            f" got {drawn}"
         )
     covering(mechanism, needed(target, mechanism.sensitivity, drawn))
 
@@ -226,7 +228,7 @@ def _check_alike(name: str, value: Value, released: Value, others: list[Value]) 
 
 
 def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
-    """Compares the errors of each mechanism with the spread, and adds a verdict in words."""
+    """Compares each mechanism's error with the spread of answers, and adds a verdict in words."""
     xarray = _checks.extra("xarray", "sweep")
     variables: dict[str, tuple[tuple[Hashable, ...], np.ndarray]] = {}
     for name in [str(name) for name in found if str(name).startswith("value")]:
@@ -272,7 +274,7 @@ def _numbers(
 
 
 def _measured(mechanism: Mechanism, selects: bool) -> str:
-    """Returns the name of what is compared with the spread."""
+    """Returns what a verdict calls the error that it compares with the sampling spread."""
     if selects:
         return "the score that noise costs"
     clamps = mechanism.sensitivity.bounds is not None

@@ -28,8 +28,8 @@ def sensitivity_grid(
 ) -> "Dataset":
     """The estimates of one sample of distances at every gamma, method and confidence.
 
-    An operating point does not depend on the distances, so one pass finds all estimates. Their
-    guarantees depend on how you use them:
+    Each estimate is an order statistic. Its rank does not depend on the distances, so one sample
+    gives all estimates. The guarantees of the estimates depend on how you use them:
 
     - `choices=1`: each point has the guarantee of `dpjax.operating_point` if it was fixed before
       anyone looked at the distances, or at anything that depends on them. You may compare all
@@ -98,8 +98,8 @@ def sensitivity_grid(
             raise ValueError(f"{name} must have distinct values, at least one, got {values!r}")
     if choices > 1 and ("dkw" in methods or None in confidences):
         raise ValueError(
-            "choices must be 1 for marginal statements, which do not hold simultaneously, got "
-            f'{choices}: give confidences in (0, 1), with method "exact"'
+            f"choices must be 1 for marginal statements, got {choices}. Marginal statements do not "
+            'hold simultaneously: give confidences in (0, 1), with method "exact"'
         )
     taken = [
         c if c is None else confidence_of_each(_checks.fraction("confidences", c), choices)

@@ -33,8 +33,9 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Makes the folder if it does not exist."""
         self.path = pathlib.Path(os.fspath(path))
-        # `check_folder` checks the parent of its argument. An existing folder is checked itself,
-        # because it may be the root of a mounted disk, whose parent need not be writable.
+        # `check_folder` checks the parent of its argument. If the folder exists, the folder and not
+        # its parent must be checked: it may be the root of a mounted disk, whose parent need not be
+        # writable. So a path inside of the folder is passed.
         check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"sweep {self.path} must be a folder, got a file")
@@ -79,9 +80,8 @@ class Store:
     def say(self, part: str, run: Json) -> None:
         """Writes a description of the run of a part, before the part's first chunk.
 
-        The description determines the bits of the part.
-
-        Other processes compare the descriptions of their own runs with it.
+        Runs with equal descriptions compute the same bits. So other processes compare the
+        descriptions of their own runs with this one.
         """
         if part not in self._found:
             write_chunks(self.path / f"{part}.run", _RUN, {"part": part, "run": run}, [])

@@ -29,7 +29,7 @@ RELATION = "relation"
 
 
 def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[str, str]) -> None:
-    """Refuses names that would collide in a dataset, and units of names that do not exist."""
+    """Refuses names that would collide in a dataset, and units for unknown names."""
     coordinates = {REPEAT, *(name for axis in axes for name in axis.coordinates)}
     named = {output.name for output in outputs}
     if both := sorted(coordinates & named):
@@ -42,7 +42,7 @@ def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping
         )
     if unknown := sorted(set(units) - coordinates - named):
         raise ValueError(
-            f"units must be given for names among {', '.join(sorted(coordinates | named))}, got"
+            f"units must contain only the names {', '.join(sorted(coordinates | named))}, got"
             f" {_checks.shown(unknown)}"
         )
 
@@ -57,10 +57,10 @@ def _dataset(
     units: Mapping[str, str],
     attributes: dict[str, object],
 ) -> "Dataset":
-    """Makes the dataset of the values of all cells, which are in the order of the axes.
+    """Makes the dataset from the values of all cells. The cells are in the order of the axes.
 
-    `relations` contains the dimensions and the values of a coordinate. Its values are the
-    neighboring relations of the guarantees that the function returns, or None.
+    `relations` contains the dimensions of a coordinate, and its values. A value is the neighboring
+    relation of the guarantees that the function returns, or None.
     """
     xarray = _checks.extra("xarray", "sweep")
     dimensions = (*(axis.name for axis in axes), REPEAT)

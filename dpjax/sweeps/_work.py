@@ -116,7 +116,7 @@ class Work:
         nothing = chunks[0][:0]
 
         def claimed() -> Iterator[list[np.ndarray]]:
-            """Yields a chunk for each device, an empty one if another process has it."""
+            """Yields one chunk per device. It is empty if another process computes the chunk."""
             for step in layout.steps():
                 mine = [nothing if c is None else chunks[c] for c in step]
                 if store is not None:

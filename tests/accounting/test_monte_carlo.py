@@ -120,7 +120,7 @@ def test_the_confidence_travels_and_adds():
 def test_what_is_no_simulation_is_refused():
     key = seeded_key(0)
     for bad, message in (
-        (dpjax.laplace(1.0, 1.0), "which has a guarantee: use compose_at"),
+        (dpjax.laplace(1.0, 1.0), "got an object with a guarantee, .*: use compose_at"),
         (lambda key: jax.random.normal(key, dtype="float32"), "in float64"),
         (lambda key: jnp.zeros((2, 2), "float64"), "a number or a vector"),
         (1.0, "sample_losses must be a function"),

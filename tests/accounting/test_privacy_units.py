@@ -130,12 +130,12 @@ def test_a_filter_and_an_odometer_are_about_one_unit():
 
 
 def test_rows_of_a_person_lie_in_several_parts(ledger):
-    with pytest.raises(ValueError, match="records may be in several parts"):
+    with pytest.raises(ValueError, match="may be in several parts"):
         accounting.parallel(OF_PEOPLE, OF_PEOPLE)
     with (
         ledger.parallel("cut") as part,
         part("Fair"),
-        pytest.raises(ValueError, match="records may be in several parts"),
+        pytest.raises(ValueError, match="may be in several parts"),
     ):
         FOR_PEOPLE(dpjax.random.seeded_key(0), 3)
     assert ledger.spent.epsilon == 0

@@ -124,7 +124,7 @@ def test_limits_close_in_on_the_truth():
 
 def test_a_rate_takes_ten_false_positives():
     curve = curve_of(np.zeros(10), np.arange(9_999.0))
-    with pytest.raises(ValueError, match="it needs 10,000"):
+    with pytest.raises(ValueError, match="take at least 10,000"):
         curve.true_positive_rate(0.001)
     assert curve_of(np.zeros(10), np.arange(10_000.0)).true_positive_rate(0.001).upper < 1
 

@@ -66,7 +66,7 @@ def test_functions_of_normal_numbers_have_the_law_of_the_program(keys):
     ("program", "told"),
     [
         (lambda key: jax.random.normal(key) + jax.random.uniform(key), "every key once"),
-        (lambda key: jax.random.key_data(key)[1] % 7, "only in functions of jax.random"),
+        (lambda key: jax.random.key_data(key)[1] % 7, "only to functions of jax.random"),
     ],
 )
 def test_keys_that_tempering_cannot_follow_are_refused(program, told):

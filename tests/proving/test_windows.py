@@ -196,7 +196,7 @@ def test_a_release_of_a_convolution_is_one_of_a_cpu(monkeypatch):
             return {type("Device", (), {"platform": "gpu"})()}
 
     _privatize._check_platform(Elsewhere())
-    with pytest.raises(ValueError, match="CPUs alone"):
+    with pytest.raises(ValueError, match="only on CPUs, for a target with a convolution"):
         _privatize._check_platform(Elsewhere(), convolves=True)
     asked = []
     monkeypatch.setattr(

@@ -196,9 +196,7 @@ def test_a_proved_mechanism_releases_clamped_records(key):
     others = {"oracle": lambda key, n: uniform(key, 2 * n).reshape(n, 2), "target": jnp.max}
     for name, other in others.items():
         message = (
-            "records like those for which mechanism"
-            if name == "oracle"
-            else "must be the target that"
+            "records like those in the proof" if name == "oracle" else "must be the target that"
         )
         with pytest.raises(ValueError, match=message):
             rehearse(key, mechanisms=mechanisms, **{name: other})

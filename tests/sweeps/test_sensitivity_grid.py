@@ -96,7 +96,7 @@ def test_the_correction_covers_a_choice_after_looking():
 
 @pytest.mark.parametrize("marginal", [{"methods": ("dkw",)}, {"confidences": (0.99, None)}])
 def test_marginal_statements_survive_no_choice(distances, marginal):
-    with pytest.raises(ValueError, match="marginal statements, which do not hold simultaneously"):
+    with pytest.raises(ValueError, match="Marginal statements do not hold simultaneously"):
         dpjax.sensitivity_grid(distances, gammas=[0.1], choices=2, **marginal)
 
 

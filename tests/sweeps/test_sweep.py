@@ -303,7 +303,7 @@ REFUSED = {
     "units": (
         {"units": {"y": "m"}},
         ValueError,
-        "units must be given for names among repeat, value",
+        "units must contain only the names repeat, value",
     ),
     "mesh": ({"mesh": 8}, TypeError, "mesh must be a jax.sharding.Mesh"),
     "function": ({"function": 3}, TypeError, "function must be a function"),
