@@ -220,9 +220,9 @@ class Law:
         for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
-                    f"{name} must have the {fact} of a release of {self.name} on a database of the"
-                    f" model, {_short(here.get(fact))}, got {_short(there.get(fact))}: pass the"
-                    " private function, n and capacity that made the release"
+                    f"{name} must match the releases of {self.name} on databases of the model: they"
+                    f" have {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}."
+                    " Pass the private function, n and capacity that made the release"
                 )
 
 

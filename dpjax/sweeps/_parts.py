@@ -205,7 +205,7 @@ class Part:
 
     @functools.cached_property
     def cut(self) -> Cut:
-        """Returns the program, cut at its random draws. Every chunk runs all pieces in order."""
+        """Returns the program, split into a program for each small random draw and the rest."""
         return cut_at_draws(self.program)
 
     @property
