@@ -47,9 +47,9 @@ _PARTS = 32
 _MOST_PRODUCTS = 2**10
 # A sum stays a sum of floats if its rounding error is smaller than this fraction of a term.
 _WORTH_IT = 2.0**-7
-# All columns share one grid. If the ranges of two columns differ by more than this factor, the
-# smaller column would lose digits, so the sum stays a sum of floats.
-_MOST_UNLIKE = 16.0
+# All columns share one grid. If a column with small numbers would have fewer bits than this on the
+# grid of a large one, for terms of so many bytes, the sum stays a sum of floats.
+_LEAST_BITS = {4: 26, 8: 38}
 # The relative error of a few operations in float64. It is tiny compared with the rounding of
 # float32.
 OF_FLOAT64 = 16 * 2.0**-53
@@ -345,15 +345,15 @@ def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | 
             f"the terms of an exact sum may be as large as {largest:.3g}, which is outside of the "
             "supported range. Rescale them"
         )
-    if largest > _MOST_UNLIKE * least:
+    try:
+        bits = bits_of_a_digit(count, _FLOAT64)
+    except ValueError:
+        raise RefusalError(f"{count} terms are too many for an exact sum in {dtype}") from None
+    if largest / least > 2.0 ** (bits - _LEAST_BITS[dtype.itemsize]):
         raise RefusalError(
             f"the terms of one column may be {largest / least:.3g} times as large as those of "
             "another column. Sum these columns separately, or rescale them"
         )
-    try:
-        bits_of_a_digit(count, _FLOAT64)
-    except ValueError:
-        raise RefusalError(f"{count} terms are too many for an exact sum in {dtype}") from None
     return exponent
 
 

@@ -39,7 +39,7 @@ def promotion():
 def always(monkeypatch):
     """Also sums of few terms are exact."""
     monkeypatch.setattr(_exact_sums, "_WORTH_IT", 0.0)
-    monkeypatch.setattr(_exact_sums, "_MOST_UNLIKE", math.inf)
+    monkeypatch.setattr(_exact_sums, "_LEAST_BITS", {4: -math.inf, 8: -math.inf})
 
 
 def exact_of(target, spec, bounds=(-1, 1)):
@@ -501,18 +501,36 @@ def test_a_release_computes_the_program_that_was_proved():
 def test_a_column_with_small_numbers_keeps_its_digits(product):
     """On the grid of the large column, all numbers of the small one would be 0."""
     n, rng = 20_000, np.random.default_rng(0)
-    small, large = rng.uniform(0, 1, n), rng.uniform(0, 1e8, n)
+    small, large = rng.uniform(0, 1, n), rng.uniform(0, 1e12, n)
     records = {"small": np.float32(small), "large": np.float32(large)}
 
     def target(d):
         columns = jnp.stack([d["small"], d["large"]], 1)
         sums = jnp.ones(n, jnp.float32) @ columns if product else columns.sum(0)
-        return sums / jnp.array([1, 1e8], jnp.float32)
+        return sums / jnp.array([1, 1e12], jnp.float32)
 
-    bounds = {"small": (0, 1), "large": (0, 1e8)}
+    bounds = {"small": (0, 1), "large": (0, 1e12)}
     found = dpjax.prove_sensitivity(target, records, bounds=bounds, norm="l1")
     computed = found.bounds.enforced_on(target)(records)
-    assert np.asarray(computed) == pytest.approx([small.sum(), (large / 1e8).sum()], abs=0.1)
+    assert np.asarray(computed) == pytest.approx([small.sum(), (large / 1e12).sum()], abs=0.1)
+
+
+def test_columns_of_different_scales_are_summed_exactly():
+    """The ranges of an age and of an income in cents differ by a factor of 10^5."""
+    n, rng = 20_000, np.random.default_rng(0)
+    ages, incomes = np.float32(rng.uniform(0, 1, n)), np.float32(rng.uniform(0, 1e5, n))
+    records = {"age": ages, "income": incomes}
+
+    def target(d):
+        sums = jnp.stack([d["age"], d["income"]], 1).sum(0)
+        return sums / jnp.array([1, 1e5], jnp.float32)
+
+    bounds = {"age": (0, 1), "income": (0, 1e5)}
+    found = dpjax.prove_sensitivity(target, records, bounds=bounds, norm="l1")
+    assert 2 <= float(found.value) < 2.05
+    computed = np.asarray(found.bounds.enforced_on(target)(records), float)
+    sums = [ages.astype(float).sum(), incomes.astype(float).sum() / 1e5]
+    np.testing.assert_allclose(computed, sums, rtol=2.0**-23)
 
 
 def test_sums_of_tiny_numbers_are_not_0():

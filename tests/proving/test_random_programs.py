@@ -104,7 +104,7 @@ def attack_steps(seed, count, dtype):
 def always_exact(monkeypatch):
     """Sums of few terms are exact, too."""
     monkeypatch.setattr(_exact_sums, "_WORTH_IT", 0.0)
-    monkeypatch.setattr(_exact_sums, "_MOST_UNLIKE", np.inf)
+    monkeypatch.setattr(_exact_sums, "_LEAST_BITS", {4: -np.inf, 8: -np.inf})
 
 
 def test_exact_sums_in_random_programs_stay_within_their_bounds(always_exact):
