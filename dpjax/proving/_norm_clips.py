@@ -202,8 +202,7 @@ class Search(Reader):
             return False, None
         if self.is_x(squared):
             return True, _sum_of(self.x, node.equation)
-        # The other form that is supported: each record is reshaped to a vector before it is
-        # squared.
+        # The other supported form: each record is reshaped to a vector and then squared.
         shape, flat = aval(self.x).shape, self.node(squared)
         rows = (shape[0], math.prod(shape[1:])) if shape else ()
         if flat.name != "reshape" or aval(flat.equation.outvars[0]).shape != rows:
