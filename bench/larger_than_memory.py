@@ -102,7 +102,7 @@ def _draw(sizes: list[int], found: dict[int, dict[str, float]]) -> None:
     left.set(xlabel="rows", ylabel="seconds, with compilation")
     left.legend()
     right.semilogx(sizes, [found[n]["peak_mib"] for n in sizes], "o-")
-    right.set(xlabel="rows", ylabel="peak memory of the process, MiB", ylim=(0, None))
+    right.set(xlabel="rows", ylabel="peak memory up to the histogram, MiB", ylim=(0, None))
     figure.savefig(IMAGES / "larger-than-memory.png", dpi=120)
 
 
