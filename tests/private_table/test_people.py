@@ -251,12 +251,8 @@ def of_ranges(table, by):
     return query(queries.PaddedRecords(codes, asked.present & (asked.cells.codes == 0))), query
 
 
-@for_each(
-    "ask, by, groups",
-    itertools.product(
-        (of_sums, of_averages, of_entries, of_top, of_ranges), (None, {"g": G}), (None, 2)
-    ),
-)
+@pytest.mark.parametrize("ask", [of_sums, of_averages, of_entries, of_top, of_ranges])
+@for_each("by, groups", itertools.product((None, {"g": G}), (None, 2)))
 def test_no_neighbor_is_further_than_the_bound_in_any_norm(ask, by, groups):
     """All sequences of rows: a person with them is removed, or replaced by one with any others."""
     of_people = {"groups": {"g": groups}} if groups else {}
@@ -271,9 +267,10 @@ def test_no_neighbor_is_further_than_the_bound_in_any_norm(ask, by, groups):
             bound = found[0][1]._bound(norm, relation, None, "float32")
             moved = np.linalg.norm(difference, order, axis=1).max()
             assert moved <= bound * (1 + 1e-12)
-            # Of three keys, a person with two cannot be replaced by one with two others.
-            least = 0 if ask is of_averages else 0.7 if ask is of_top else 1
-            assert moved >= bound * least, (norm, relation, moved, bound)
+            # Two rows attain the bounds, but not in the same bucket of a range.
+            attained = {of_top: ("l1", "l2", "linf"), of_ranges: ("l1",)}.get(ask, ())
+            if norm in attained and relation is ADD and groups is None:
+                assert moved >= bound * (1 - 1e-12)
 
 
 def test_the_most_frequent_of_public_keys_are_those_of_most_people():
