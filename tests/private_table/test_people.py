@@ -283,7 +283,7 @@ def test_the_most_frequent_of_public_keys_are_those_of_most_people():
     assert asked.top("g", 3, keys=["a", "b", "c", "d"], **how).value == ("b", "a", "c")
     assert asked.top("g", 3, delta=1e-6, **how).value == ("a", "z", "c")
     single = dpjax.PrivateTable(frame, most_rows=2000, person="id", rows=2, groups={"g": 1})
-    assert single.top("g", 2, keys=["b", "a", "c"], **how).value == ("a", "b")
+    assert single.top("g", 2, keys=["b", "a", "c"], **how).value == ("a", "c")
 
 
 @for_each("groups", [None, 1, 2])
