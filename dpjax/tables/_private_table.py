@@ -45,7 +45,9 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
 
     Args:
         frame: a table of pandas, polars or Arrow, or a dict of columns. Only columns that a
-            statistic uses are converted.
+            statistic uses are converted. A table larger than memory may be a source of batches,
+            such as a dataset of pyarrow or a LazyFrame of polars; docs/how-to/large-tables.md lists
+            them.
         most_rows: a public number that is at least the number of rows of any possible table.
         ledger: the ledger whose budget pays for all statistics; None uses the open ledger, if there
             is one.
