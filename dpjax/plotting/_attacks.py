@@ -24,12 +24,12 @@ def roc_curve(
 ) -> "Axes":
     """Plots true against false positive rates on logarithmic axes, and the limit of a guarantee.
 
-    The left end shows how many members are found without false alarms. If the band of a curve is
-    above the line of the guarantee at any point, it contradicts the guarantee.
+    The left end shows how many members are found without false alarms. A curve contradicts the
+    guarantee if its band is above the line of the guarantee at any point.
 
     Args:
-        curves: a curve for each label, from `dpjax.attacks.roc_curve`. Curves with limits get a
-            band.
+        curves: a curve for each label, from `dpjax.attacks.roc_curve`. If a curve has confidence
+            limits, a band is drawn between them.
         guarantee: the guarantee of the attacked releases, under replace-one.
         ax: the axes to draw on; None makes a figure.
 

@@ -146,7 +146,10 @@ def confidence_set(
 
 
 def _number(draws: Draws, number: str | None) -> tuple[str, int]:
-    """Returns the name of a number of theta, and its index."""
+    """Returns the name of one of the numbers in theta, and the index of this number.
+
+    `number` is the name. It may be None if theta is a single number.
+    """
     names = draws.names
     if number is None and len(names) == 1:
         return names[0], 0

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> "Axes":
     """Plots audited lower bounds against the number of samples, and the mechanism's claim.
 
-    A bound above the claim refutes it. Other bounds rise towards the true value with the number of
-    samples. If the bounds level off, more samples of these events would not help.
+    A bound above the claim refutes the claim. Other bounds rise towards the true value with the
+    number of samples. If the bounds level off below the claim, more samples will not raise them.
+    An audit of other events may give larger bounds.
 
     Args:
         results: the results of `dpjax.auditing.audit_curve`, or of audits of one mechanism. All

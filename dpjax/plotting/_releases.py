@@ -136,8 +136,8 @@ def release_with_error(
         ax: the axes to draw on; None makes a figure.
 
     Returns:
-        The axes. A release of a table has its statistic and its columns on the axes, and dates and
-        times are drawn as such.
+        The axes. For a release of a table, they are labeled with the statistic and the columns.
+        Numbers that represent dates or times are drawn as dates or times.
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
@@ -292,7 +292,9 @@ def released_function(
     if dims not in _POINTS:
         raise ValueError(f"released must have one or two variables, got {dims}")
     if dims == 2 and error is not None:
-        raise ValueError("error must be None for two variables, whose plot has no band")
+        raise ValueError(
+            "error must be None for two variables: only the plot of one variable has an error band"
+        )
     domain = [(0.0, 1.0)] * dims if domain is None else list(domain)
     if len(domain) != dims:
         raise ValueError(f"domain must be {dims} intervals, got {len(domain)}")
@@ -345,7 +347,7 @@ def _draw_map(
 ) -> None:
     """Draws a map with coordinate 0 on the horizontal axis.
 
-    Larger values are lighter, also in gray.
+    Larger values have lighter colors. The order of lightness is the same in a gray print.
     """
     both = released if raw is None else np.stack([released, raw])
     low, high = float(both.min()), float(both.max())

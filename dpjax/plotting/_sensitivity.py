@@ -83,7 +83,9 @@ def sensitivity_ecdf(
         raise ValueError("distances must hold a finite number")
     k = None if point is None else point.k
     if point is not None and (point.m != m or k is None):
-        raise ValueError(f"point must be for the m={m} given pairs, got m={point.m}")
+        raise ValueError(
+            f"point must have m={m}, the number of distances, and a rank k, got m={point.m}, k={k}"
+        )
     alpha = 1 - _checks.fraction("confidence", confidence)
     for band in bands:
         _checks.choice("bands", band, ("dkw", "beta"))

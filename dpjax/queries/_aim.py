@@ -255,8 +255,8 @@ class _Run:
     def _score(self, columns: Columns, model: GraphicalModel, rho: float) -> int:
         """Returns the weight of a marginal times (the model's error in it - the expected noise).
 
-        The counts of the model are rounded to integers, so a score is an integer. A record changes
-        the score by at most the weight times the l1 norm of its change of the marginal.
+        The counts of the model are rounded to integers, so a score is an integer. If a record
+        changes the marginal by v, it changes the score by at most the weight times ||v||_1.
         """
         expected = np.rint(model.counts(columns)).astype(np.int64)
         distance = int(np.abs(self.counts(columns) - expected).sum())

@@ -123,8 +123,9 @@ def _shares(units: jax.Array, degrees: Sequence[int]) -> jax.Array:
 def _combinations(degrees: tuple[int, ...]) -> np.ndarray:
     """Returns the matrix that maps the value of `bernstein_query` to sums of products.
 
-    These are the upper triangle of the sum of z z^T, where z = (1, x). A sum of squares of a
-    coordinate of degree 1 cannot be computed from the value, so its row is 0.
+    The sums of products are the upper triangle of the sum of z z^T, where z = (1, x). If a
+    coordinate has degree 1, the value does not determine the sum of its squares. The matrix then
+    has zeros in the row of this sum.
     """
 
     def combination(i: int, j: int) -> np.ndarray:

@@ -51,10 +51,12 @@ class WithCounts(NamedTuple):
     """A column of a table, whose keys are released together with their noisy counts.
 
     Attributes:
-        database: the words of each row's key, uint32 of shape (slots, words), perhaps in parts.
+        database: the words of each row's key, uint32 of shape (slots, words), as one
+            `PaddedRecords` or as `Parts`.
         named: returns the key of each row of published words.
         are_numbers: whether keys are integers.
-        people: how many rows, with distinct keys, a person has; None for single rows.
+        people: how many rows of a person count, each with another key; None if neighbors differ
+            in one row.
     """
 
     database: PaddedRecords | Parts
@@ -75,7 +77,7 @@ def group_keys(
     privacy_unit: str = RECORD,
     name: str | None = None,
 ) -> Release:
-    """The keys of a column that enough people have, for columns without a public list of keys.
+    """The keys that occur for enough people, in a column without a public list of keys.
 
     Every existing group gets a noisy count. Its key is published if the noisy count reaches a
     threshold. A group without people is never published.
@@ -165,7 +167,8 @@ def group_keys(
         noisy = _noisy(key, counts, mechanism, size.shape[0])
         published = (counts > 0) & (noisy >= threshold)
         keys = zip(counted.named(of_group[published]), noisy[published], strict=True)
-        # A source of batches that changes between two passes may have lost the text of a key.
+        # A first pass over batches counts keys by their words, and a second pass finds their
+        # texts. If the batches have changed in between, the text of a key may be missing (None).
         return _as_arrays(sorted((key, count) for key, count in keys if key is not None))
 
     about = (size.shape, counted.shape, counted.are_numbers, counted.at_most, epsilon, delta)
@@ -191,7 +194,8 @@ class _Counted(NamedTuple):
         compute: returns the words of each distinct key, in increasing order, and its count.
         named: returns the key of each row of published words.
         are_numbers: whether keys are integers.
-        size: the public number of counts, of which all but those of existing keys are 0.
+        size: the number of counts, which is public. If there are fewer keys, the remaining
+            counts are 0.
         shape: how many keys a row has, and the number of words of a key.
         at_most: how many keys of a row count.
         used: the arrays of the column.
@@ -342,7 +346,8 @@ def _sorted_counts(
     return keys[:-1], np.bincount(place, minlength=len(order) + 1)[:-1].astype(np.int32)
 
 
-# A merge of distinct rows waits until there are this many new ones, or as many as there were.
+# New rows wait to be merged with the distinct rows found so far. The merge starts when more than
+# `_FEW` new rows wait, and more new rows wait than distinct rows were found.
 _FEW = 2**20
 
 
@@ -351,7 +356,8 @@ def distinct_in_parts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct rows of words in all parts, in increasing order, and their counts.
 
-    `words_of` returns the words of the records of a part. The memory is that of the distinct rows.
+    `words_of` returns the words of the records of a part. The memory grows with
+    the number of distinct rows, not with the number of all rows.
     """
 
     def of_several(several: Iterator[PaddedRecords]) -> tuple[np.ndarray, np.ndarray]:
@@ -397,10 +403,11 @@ def distinct_rows(words: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism, size: int) -> np.ndarray:
-    """Adds noise to the first of `size` counts, in chunks that share one compiled program.
+    """Adds noise to `counts`, in chunks that share one compiled program.
 
-    The other counts are 0. Each chunk has its own random key, and the noise scale is calibrated to
-    all counts at once. So the noise of a count does not depend on its position.
+    There are `size` counts in all. Those that `counts` leaves out are 0. The noise scale is
+    calibrated to all `size` counts, and each chunk has its own random key. So the distribution of
+    the noise does not depend on the position of a count.
     """
     like = jax.ShapeDtypeStruct((size,), counts.dtype)
     calibration = jax.tree.map(jnp.asarray, mechanism)._calibration(like)
@@ -430,7 +437,7 @@ def _named(
 
 
 def words_of_integers(numbers: np.ndarray) -> np.ndarray:
-    """Returns two words for each int64, the high word first, which increase with the integers."""
+    """Splits each int64 into two words, the high word first. These pairs sort like the integers."""
     ordered = numbers.view(np.uint64) ^ _SIGN
     return np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
 

@@ -102,7 +102,10 @@ class Groups:
 
 
 def exact_numbers(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
-    """Returns the numbers of a column in 64 bits, and which of them are not missing in a table."""
+    """Returns a column's numbers without rounding, and a mask that is false for missing numbers.
+
+    Missing numbers are known only for a column of a table. For a plain array the mask is all true.
+    """
     if isinstance(column, Numbers):
         return column.exact()
     return column, jnp.ones(column.shape, bool)
@@ -300,7 +303,7 @@ class GroupedQuery(Query):
 
 
 class GroupedIntegers(IntegerQuery):
-    """The integers of a query for every group at once, in one array with axes of groups."""
+    """The integers of a query for all groups, in one array with the groups along its first axis."""
 
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
         """Returns the addends of all groups.
@@ -447,8 +450,8 @@ def by(
             f" got {_checks.shown(query)}; release other statistics group by group, inside `with"
             " ledger.parallel()`"
         )
-    # If `of` is given, the query receives the column `of` instead of the table. So if the query
-    # groups by a named column, this name is not the name of a column of the table.
+    # If `of` is given, the query receives only this column, not the table. The names in its
+    # `named_groups` then do not refer to columns of the table, so they are left out.
     inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
     integers = integers_by_group(query._integers, which)
     return GroupedQuery(integers, which.keys, (*which.named, *inner))
@@ -493,9 +496,10 @@ def split_by(
     of: str | int | None = None,
     capacity: int | None = None,
 ) -> dict[int | str, PaddedRecords]:
-    """The records of each group, in as many slots as the database, for separate releases.
+    """The records of each group, for separate releases.
 
-    Use it if `by` does not support your release.
+    Each group gets as many slots as the database. Use this function if `by` does not support your
+    release.
 
     Args:
         database: a `PaddedRecords`; or a pytree of arrays or a table, with a capacity.

@@ -230,7 +230,8 @@ def private_k_means(
         found = {"centers": jnp.add(middle[None, None], size * centers), "counts": counts}
         return found if groups is not None else jax.tree.map(lambda array: array[0], found)
 
-    # The program of a large database is described by that of one part, and its number of slots.
+    # A large database shares its program with other databases whose parts have the same shape. So
+    # the request also contains the number of slots of the whole database.
     parts = database if isinstance(database, Parts) else None
     like = database if parts is None else parts.like
     slots = _slots(*present_records(like), groups)

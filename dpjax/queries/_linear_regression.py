@@ -123,8 +123,9 @@ def private_linear_regression(
     x is clipped to the ball of its radius, and y to [-y_radius, y_radius]. Without a delta and for
     d <= 3, the release contains sums of products of Bernstein polynomials. These have degree 2 in
     each x_i / x_radius, and degree 1 in y / y_radius. Linear combinations of these sums are the
-    sums of products of x and y. Otherwise the release contains the sums of all products of two
-    coordinates of (3/4, x / x_radius, y / y_radius), except the square of y.
+    sums of products of x and y. Otherwise, let v = (3/4, x / x_radius, y / y_radius) for each
+    record. The release then contains the sums of v_i v_j over all records for i <= j, except the
+    sum of the squares of the last coordinate.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.

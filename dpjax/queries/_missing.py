@@ -47,8 +47,8 @@ def complete(records: Database) -> jax.Array:
 def of_complete(query: IntegerQuery) -> IntegerQuery:
     """Returns `query` restricted to records without missing numbers. Other records count as absent.
 
-    If a record is replaced, a complete record may become incomplete, or the reverse. In a query of
-    a single group, a replaced record may leave or enter the group. Both sensitivities are the same.
+    The complete records are treated as a group. A record that is replaced may enter or leave this
+    group. So the sensitivity is that of the query for a single group.
     """
 
     def addends(records: Database, present: jax.Array) -> Sequence[Addend]:

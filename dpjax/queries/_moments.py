@@ -69,9 +69,9 @@ def private_mean(
 
     The release is a noisy sum of the records' differences from the middle of the interval. Under
     replace-one the sum is divided by n, which is public. Under add-or-remove-one the sum is divided
-    by a noisy count, from the same release. In this case, for records of shape (n,), the release
-    consists of the noisy sums of the distances from `lower` and from `upper`. The sum and the count
-    that are computed from them give an average with a smaller error.
+    by a noisy count. Then, for records x of shape (n,), two noisy sums are released instead: of
+    x - `lower` and of `upper` - x. The sum and the count are computed from these two noisy sums,
+    because this gives a smaller error.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -587,7 +587,7 @@ def released_moments(
 def public_ball(
     center: ArrayLike, radius: float, dims: int
 ) -> tuple[Callable[[Database], jax.Array], np.ndarray, float]:
-    """Returns a map from a public ball to the unit ball, and the ball's center and radius."""
+    """Returns a map from a public ball to the unit ball, and the first ball's center and radius."""
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):

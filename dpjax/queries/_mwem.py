@@ -326,8 +326,8 @@ class Mwem(SensitivityMechanism):
 
         It is sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, for n records, N cells, T rounds, and U
         updates in all rounds. E is the largest magnitude of an entry of the queries. The number a
-        is a bound on the errors of measurements, and b is a bound on how much the error of the
-        worst query may exceed the error of the selected query.
+        bounds the errors of all measurements. The number b bounds, for every round, the largest
+        error of any query minus the error of the query that the round selects.
 
         Args:
             confidence: the probability that the bound is correct, in (0, 1).
@@ -437,7 +437,7 @@ def _errors(truth: jax.Array, answers: jax.Array) -> jax.Array:
 
 @custom_vmap
 def _in_all_lanes(found: jax.Array) -> jax.Array:
-    """Whether all lanes of a `vmap` have found a query, so that they begin a round together."""
+    """Whether every lane of a `vmap` has found a query. Lanes begin each round together."""
     return found
 
 

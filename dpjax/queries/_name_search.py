@@ -23,7 +23,7 @@ _NOT_ASKED = np.iinfo(np.int32).min  # Stands for the count of a prefix that is 
 
 
 def changed_records(difference: jax.Array) -> jax.Array:
-    """Returns the number of nonzero rows. A row is a name, so changing one name has length 1."""
+    """Returns the number of nonzero rows. Each row stands for one name."""
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 
@@ -148,10 +148,11 @@ class NameSearch(SensitivityMechanism):
         return kept, slots.at[places].get(mode="fill", fill_value=-1)
 
     def _survivors(self, noisy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the most frequent child nodes to search further, and a mask of valid entries.
+        """Returns the child nodes to search further, and a mask of those that are valid.
 
-        Such nodes reach the threshold, and are not the end of a name. The result depends on noisy
-        counts alone.
+        A node qualifies if its noisy count reaches the threshold and it is not the end of a name.
+        The `capacity` qualified nodes with the largest noisy counts are searched further. The
+        result depends on noisy counts alone.
         """
         goes_on = self._goes_on(noisy)
         counts, children = lax.top_k(jnp.where(goes_on, noisy, _NOT_ASKED), self.capacity)

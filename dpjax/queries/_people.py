@@ -137,12 +137,12 @@ class PeopleQuery(Query):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PeopleScores(KnownSensitivity, KnowsAccuracy):
-    """Scores of quantiles of people's rows, made by `by_person`.
+    """Scores for quantiles, where a person may have several rows; made by `by_person`.
 
     Attributes:
         scores: the scores of rows.
-        view: the rows that these scores use.
-        reach: how far a person moves the scores.
+        view: selects the rows that are scored.
+        reach: maps a norm and a relation to the largest change of the scores by one person.
         norms: the norms in which a bound is known.
         privacy_unit: the person.
         notes: describe which rows count.
@@ -219,11 +219,11 @@ def by_person(
             without an id, or with a number that is not whole, belongs to nobody and is left out.
         rows: how many rows of a person are used: the first rows. Public. With `groups`, up to this
             many rows are used in each of the person's groups.
-        groups: {column: the largest number of its groups in which a person counts}, public. The
-            first groups of the person are used. A row without a group is left out. Use the columns
-            that the query is grouped `by`.
+        groups: maps a column to the largest number of its groups in which a person's rows are used,
+            public. The first groups of the person are used. A row without a group is left out. Use
+            the columns that the query is grouped `by`.
         order: a column of numbers that orders a person's rows, smallest first and missing numbers
-            last. Ties, and all rows if it is None, stay in the order of the table.
+            last. Rows with equal numbers stay in the order of the table. With None, all rows do.
         of: the column that the query receives; None for all except the column of people. If only
             one column is left, the query receives it as an array, unless it looks up columns by
             name.
@@ -369,7 +369,7 @@ class Contribution:
         return PeopleIntegers(**vars(query) | of_people | self.about)
 
     def query(self, query: Query, view: View | None = None) -> PeopleQuery:
-        """Converts a `Query` of rows to one of people, as `integers` does."""
+        """Converts a `Query` of rows to a `PeopleQuery`. For `view`, see `integers`."""
         integers = self.integers(query._integers, view)
         return PeopleQuery(integers, query.norms, **self.about)
 
@@ -379,9 +379,9 @@ def contribution(
 ) -> Contribution:
     """Returns how many rows of a person a query receives after truncation, and in how many groups.
 
-    `cells` maps each group column of the query to its number of keys. It leaves out columns that
-    are given by an integer index: once the column of people is removed, an index may refer to
-    another column. With `per_person="sum"` the query receives one sum for each person and cell. If
+    `cells` maps each group column of the query to its number of keys. Columns that are given by an
+    integer index are not in `cells`, because removing the column of people changes the indices.
+    With `per_person="sum"` the query receives one sum for each person and cell. If
     the truncation does not limit the groups of a column, the rows of a person may all be in
     different groups. So a person is in at most as many groups as the person has rows.
     """
@@ -425,7 +425,7 @@ def groups_alone(by: By | RowsOfPeople | None) -> By | None:
 def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
     """Returns the integers of a query by group.
 
-    For `RowsOfPeople`, converts the query to one of people, as `Contribution.integers` does.
+    If `by` is a `RowsOfPeople`, the result is a query of people.
     """
     for one in reversed(groups_of(groups_alone(by))):
         query = integers_by_group(query, one)

@@ -38,7 +38,7 @@ _USUAL_CELLS = 2**12
 # this many noise scales. This distance is limited to a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
 # The thresholds nearest to a selected edge are placed as if the records there were this many times
-# as dense as on average. The more distant thresholds suit lower densities.
+# as dense as on average. Thresholds that are farther away are for lower densities.
 _DENSEST = 8
 _TRUSTED = 0.8  # The confidence of the intervals to which estimates are clipped.
 # A bound on rounding errors in float32, as a fraction of max(|lower|, |upper|).
@@ -166,9 +166,10 @@ def _probability(probability: float | Fraction) -> Fraction:
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """Returns a number of cells such that few records share a cell.
+    """Returns the number of cells, a power of two.
 
-    This is true where records are up to 10 times as dense as on average.
+    Unless a limit on it applies, a cell has at most about 1 / epsilon records, even where records
+    are 10 times as dense as on average.
     """
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
@@ -189,10 +190,10 @@ def _searched(
 
 
 def _nearest(cells: int, records: float, epsilon: float, quantiles: int) -> int:
-    """Returns the distance from a selected edge to the nearest thresholds, in cells.
+    """Returns how many cells there are between a selected edge and the nearest thresholds.
 
-    If records are `_DENSEST` times as dense as on average, the number of records within this
-    distance is about as large as the noise of their count.
+    Where records are `_DENSEST` times as dense as on average, the number of records in these cells
+    is about as large as the noise that is added to their count.
     """
     noise = 3 * math.sqrt(10 * quantiles) / epsilon
     return max(1, int(min(noise * cells / (_DENSEST * records), cells / 2**6)))
@@ -264,9 +265,10 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
 def _known(
     edges: np.ndarray, counts: np.ndarray, facts: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the thresholds, and the noisy number of records and the number of cells below each.
+    """Returns the thresholds, and two numbers for each threshold.
 
-    These cells are the intervals between consecutive different thresholds.
+    These are the noisy number of records below the threshold, and how many noisy counts were added
+    up for it.
     """
     bounds = thresholds(edges, facts["cells"], facts["nearest"])
     # If two consecutive thresholds are the same edge, no record is between them.
@@ -363,10 +365,10 @@ def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: floa
 def _reach_of_excess(
     left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float
 ) -> Any:
-    """Returns a quantile of the noise of the excess, plus 1. `_variance_of_excess` defines excess.
+    """Returns 1 plus a quantile of the noise in the excess. `_variance_of_excess` defines excess.
 
     The quantile is computed from the variance and the fourth cumulant of this noise. `normal` is
-    the same quantile of the standard normal distribution.
+    the quantile of the standard normal distribution for the same probability.
     """
     variance = _variance_of_excess(left, right, p, scale)
     fourth = 12 * scale**4 * (left * (1 - p) ** 4 + right * p**4)

@@ -135,8 +135,9 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
 def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
     """Returns bounds on |Y - r Z| for r = 0, 1/64, ..., 1, for error probability `tail`.
 
-    Y and Z are the errors, by noise and rounding, of S and C in `_ratio`, in units of the sums. If
-    the sums U and L of distances from both ends are released with errors u and l, then
+    In `_ratio`, S is a noisy sum and C a noisy count. Y is the error of S, and Z the error of C.
+    Both come from noise and rounding, and are in units of the released numbers. If the sums of
+    distances from the upper and the lower end are released with errors u and l, then
     Y = (l - u) / 2 and Z = (l + u) / 2.
     """
     ratios = np.arange(_RATIOS + 1) / _RATIOS
@@ -250,9 +251,10 @@ def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
 
     Let a and b be the true averages of x and y, c their covariance, and n the number of records.
     Then sum(x y) - a sum(y) - b sum(x) + (a b - c) n = 0. With the released sums, the left side is
-    the error of a weighted sum. So c is kept if, for some a and b in their intervals, the left side
-    is within a bound on this error. The bound depends on upper bounds on the weights 1, a, b and
-    a b - c. Each step computes an interval of c, which gives a new upper bound on a b - c.
+    the error of a weighted sum. The interval contains each c with the following property: for some
+    a and b in their intervals, the magnitude of the left side is at most a bound on this error. The
+    bound depends on upper bounds on the weights 1, a, b and a b - c. Each step computes an interval
+    of c. This interval gives a new upper bound on a b - c.
     """
     d, n = len(facts["middle"]), measured["n"]
     sums = as_floats(measured["sums"])
@@ -271,7 +273,7 @@ def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
 
     corners = np.stack([excess(a, b) for a, b in itertools.product(ends, repeat=2)])
     least, most = corners.min(axis=0), corners.max(axis=0)
-    # For a variance, both averages are the same number.
+    # A variance is a covariance of x with itself, so a = b.
     inner = np.clip(first / np.where(count > 0, count, 1)[..., 0], *ends)
     least = np.where(same, excess(inner, inner), least)
     most = np.where(same, np.maximum(corners[0], corners[-1]), most)
@@ -322,7 +324,7 @@ STATISTICS: dict[str, Statistic] = {}
 # separate equal eigenvalues by at most twice the error.
 CLEAR = 3
 # If a statistic divides by a matrix A, its simulated interval is used only if, for every vector u,
-# u^T A u is at least this many times its own error. For variances, A is diagonal.
+# u^T A u is at least this many times the error of u^T A u. For variances, A is diagonal.
 CLEAR_OF_ITSELF = 2
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
@@ -350,7 +352,8 @@ def _of_draws(
     reach = jax.tree.map(lambda x, r: np.maximum(np.sort(x, axis=0)[rank], r), distances, least)
     if simultaneous:
         # In each draw, the distance from each released number is divided by the half-width of that
-        # number's interval. The largest ratios of the draws determine a factor for all half-widths.
+        # number's interval. The factor for all half-widths is a quantile, over the draws, of the
+        # largest of these ratios.
         numbers = jax.tree.leaves((distances, errors)), jax.tree.leaves((reach, error))
         ratios = [np.divide(x, r, where=r > 0, out=0 * x) for x, r in zip(*numbers, strict=True)]
         flat = np.concatenate([x.reshape(_DRAWS, -1) for x in ratios], axis=1)

@@ -28,11 +28,13 @@ from dpjax.targets._summaries import exact_probability
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
-    """Scores how near each number of a grid is to a quantile, in ranks; made by `quantile_scores`.
+    """Scores each number of a grid by how near its rank is to the rank of a quantile.
+
+    Made by `quantile_scores`.
 
     Attributes:
         numerators: the numerator a of each quantile a / b.
-        denominator: their common denominator b; scores are in units of 1 / b ranks.
+        denominator: the common denominator b. A difference of one rank counts b in a score.
         grid: the candidates, increasing.
 
     Formal guarantees:

@@ -42,11 +42,11 @@ class IntegerQuery(OfParts, KnownSensitivity):
         finish: maps the totals of these tables to the value, int32, for example by a clamp or a
             rounding. A record changes the value by at most `reach`.
         shape: the shape of the value.
-        reach: the most that one record changes the integers.
+        reach: the largest change of the integers by one record.
         unit: the number that the integer 1 represents, a power of two.
-        moves: the most that one record changes the numbers before they are rounded to the grid;
-            None if nothing is rounded. Mechanisms are calibrated to this bound, and their noise is
-            then increased for the rounding.
+        moves: the largest change by one record of the numbers before rounding to the grid; None if
+            nothing is rounded. Mechanisms are calibrated to this bound, and their noise is then
+            increased for the rounding.
         rounding: a bound on the rounding error of the value, in units.
         clipping: a bound on the error that arises because records at the edge of a ball are shrunk,
             in units.
@@ -106,7 +106,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return self._in_norm(self.reach, norm, relation)
 
     def in_units_of_records(self, norm: VectorNorm, relation: NeighboringRelation) -> float:
-        """Returns the most that one record changes the numbers that the integers represent."""
+        """Returns the largest change by one record, in units of the records, not of the grid."""
         if self.moves is None:
             return self._in_norm(self.reach, norm, relation) * self.unit
         return self._in_norm(self.moves, norm, relation)

@@ -36,12 +36,12 @@ from dpjax.release._mechanism import SensitivityMechanism
 _SEARCH_ONE, _SEARCH = 1 / 2, 1 / 3
 # This factor covers the rounding of noise scales to float32, and costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
-# Scores, in units of 1 / b ranks for a quantile a / b, are clamped to at least -_WORST. A clamped
-# score is at least 10^6 ranks from the best edge.
+# A score below -_WORST is replaced by -_WORST. For a node with `share` a / b, a score of -b stands
+# for one rank. An edge whose score is replaced is at least 10^6 ranks away from the best edge.
 _WORST = 2**30
 _LEAST_LARGEST = 1000  # A denominator b up to this number is allowed for any capacity.
-# On each side of a selected edge, each of the `_NEAR` nearest thresholds is twice as far away as
-# the one before it. Beyond these, each threshold is `_GROWTH` times as far away as the one before.
+# On each side of a selected edge, the distance from the edge doubles from threshold to threshold
+# for the `_NEAR` nearest thresholds. Beyond these, the distance grows by the factor `_GROWTH`.
 _NEAR, _GROWTH = 5, 4
 
 
@@ -80,7 +80,7 @@ class Ranks(NamedTuple):
 class RankSearch(SensitivityMechanism):
     """Finds quantiles in a histogram and counts the records around them; made by `rank_search`.
 
-    The value is counts of shape (..., cells), integers. Leading axes are for groups.
+    The value is an integer array of counts, of shape (..., cells). Leading axes are for groups.
 
     Attributes:
         sensitivity: a bound on the total change of all counts by one record (the norm l1).
@@ -290,8 +290,8 @@ def thresholds(edges: Any, cells: int, nearest: int) -> Any:
         nearest: the smallest distance, in cells.
 
     Returns:
-        An array of the same kind, shape (..., thresholds), in increasing order, which may repeat a
-        number.
+        An array of the same kind, of shape (..., thresholds). Its last axis is sorted, and some of
+        its numbers may be equal.
     """
     xp = np if isinstance(edges, np.ndarray) else jnp
     away = _distances(cells, nearest)

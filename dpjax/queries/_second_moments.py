@@ -143,7 +143,7 @@ def products_query(
 
 
 def radius_bits_for(capacity: int) -> int:
-    """Returns the bits of the radius for which `capacity` products sum to at most 2^62."""
+    """Returns the largest b, up to `RADIUS_BITS`, such that `capacity` * (2^b)^2 <= 2^62."""
     return min(RADIUS_BITS, (62 - (capacity - 1).bit_length()) // 2)
 
 
@@ -206,7 +206,7 @@ def averages(
     weight: float = 1.0,
     center: float = 0.0,
 ) -> Moments:
-    """Computes averages from a noisy triangle, whose entries are floats, and its noise scale.
+    """Computes averages from a noisy triangle of floats and the scale of its noise.
 
     The triangle is the upper triangle of the sum of z z^T, and the first coordinate of every z is
     `weight`. `center` is the number that was subtracted from each square before the release: 0 if
@@ -264,10 +264,10 @@ def moved_products(d: int) -> float:
 
 
 def largest_by_angle(*, away: float, both: float, toward: float = 0.0) -> Fraction:
-    """Bounds away sqrt(1 - s) + toward sqrt(1 + s) + both sqrt(1 - s^2) from above for all s.
+    """Bounds `away` sqrt(1 - s) + `toward` sqrt(1 + s) + `both` sqrt(1 - s^2) from above.
 
-    The function is concave in s, the inner product of two unit vectors. So each of its tangents is
-    an upper bound.
+    The bound is valid for all s in [-1, 1]. Here s is the inner product of two unit vectors. The
+    sum is concave in s, so each of its tangents is an upper bound.
     """
 
     def slope(s: float) -> float:

@@ -172,10 +172,10 @@ def coarse(total: Limbs, bits: int) -> jax.Array:
 
 
 def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> float:
-    """Bounds the distance between two totals after `coarse` rounds them. It was `moved` before.
+    """Bounds the distance between two totals after `coarse` rounds them.
 
-    In each coordinate, rounding adds less than 1 to the difference. So it adds at most the norm of
-    the vector of ones to the distance.
+    Before rounding, the distance is at most `moved`. In each coordinate, rounding adds less than 1
+    to the difference. So rounding adds at most the norm of the vector of ones to the distance.
     """
     ones = {"l1": Fraction(dims), "l2": Fraction(sqrt_up(Fraction(dims))), "linf": Fraction(1)}
     return round_up(moved / Fraction(2) ** bits + ones[norm])

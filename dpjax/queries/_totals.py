@@ -243,8 +243,8 @@ def total_of_parts(
 ) -> Totals:
     """Returns the totals of all parts. Refuses more records than the public number of slots.
 
-    `partial` computes the totals of one part. It is compiled as one program, or else it runs
-    operation by operation, so that its floats are rounded as without parts.
+    `partial` computes the totals of one part. With `is_compiled`, it is compiled as one program.
+    Otherwise it runs operation by operation, and its floats are rounded as if there were no parts.
     """
 
     def of_several(several: Iterator[PaddedRecords]) -> tuple[Any, int]:

@@ -34,7 +34,8 @@ class Truncation:
     Attributes:
         person: the column of ids.
         rows: how many rows are used in each of the person's groups.
-        groups: for each column, in how many of its groups a person counts.
+        groups: pairs of a column and the largest number of its groups in which a person's rows are
+            used.
         order: the column whose increasing order says which rows are first; None for the order of
             the table.
         called: the printed name of the column of ids; None for its own name.
@@ -190,7 +191,10 @@ def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Arr
 def _number_of_group(
     ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
 ) -> jax.Array:
-    """Returns, for each present row, how many groups of its person begin before the row's group."""
+    """Numbers each person's groups from 0, and returns the number of each present row's group.
+
+    A person's groups are in the order of their first present rows.
+    """
     starts, rows = _sorted((~present, ids, codes), order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present

@@ -96,9 +96,9 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
             tracing. Multiply fractions by a common denominator first.
 
     Returns:
-        A `Workload` of a table of shape (cells,). A database is n integers from 0 to cells - 1, the
-        cells of its records. A record out of range is not counted. Codes may be stored as floats,
-        as in `histogram_query`.
+        A `Workload` of a table of shape (cells,). A database has one integer for each of its n
+        records: the index of the record's cell, from 0 to cells - 1. A record with another number
+        is not counted. The integers may be stored as floats, as in `histogram_query`.
 
     Raises:
         TypeError: if the matrix does not contain integers.

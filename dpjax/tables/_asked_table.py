@@ -156,7 +156,7 @@ class AskedTable:
         return in_parts(self, self._frame, lambda table: make(table, again(table)))
 
     def _column(self, asked: Question, name: str) -> Column:
-        """Returns the column that a statistic uses. With `per_person`, these are people's sums."""
+        """Returns the column `name` or, with `per_person`, a column with one sum per person."""
         return asked.sums or self._frame[name]
 
     def _leaf(self, asked: Question, column: str) -> PyTree:
@@ -273,7 +273,7 @@ class AskedTable:
         cost: Cost,
         key: Key | None,
     ) -> Release:
-        """Releases how many of the rows that a question uses are in each cell of the given axes."""
+        """Counts the rows of a question in each cell of the axes, and releases the noisy counts."""
         shape = tuple(len(keys) for _, keys in axes)
         query = asked.of_people(histogram_query(math.prod(shape)))
         private = privatize(Unchanging("count", query), cost.cheapest(query))

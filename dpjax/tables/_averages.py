@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
 
 class AveragesOfTable(CountsOfTable):
-    """The statistics of a table that clip the numbers of one column to bounds."""
+    """Statistics of one column of a table, whose numbers are first clipped to bounds."""
 
     def sum(
         self,

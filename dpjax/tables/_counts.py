@@ -122,7 +122,8 @@ class CountsOfTable(AskedTable):
                 may be -inf, and the last edge inf.
             by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
             where: a predicate on a row; see `PrivateTable`.
-            per_person: "sum" counts people by their sums, instead of rows; see `PrivateTable`.
+            per_person: None counts rows. With "sum", each person counts once in each group, in the
+                bucket of the sum of the person's numbers; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             error: the error of each count, instead of `epsilon`.
@@ -375,9 +376,9 @@ _OCTAVES = np.array([*reversed(_EXPONENTS[:-1]), _EXPONENTS[0] - 1, *_EXPONENTS[
 # The probability that the fullest bucket contains numbers.
 _CONFIDENCE = 0.999
 # A bucket in the octave of the fullest bucket is in the range if its noisy count is at least
-# `_NEEDED` times the scale of the noise. Each octave above requires `_LARGER` more, and each octave
-# below `_SMALLER` more. Each octave above doubles the range, so `_LARGER` makes it 8 times less
-# probable that noise alone is enough.
+# `_NEEDED` times the scale of the noise. This factor grows by `_LARGER` for each octave above, and
+# by `_SMALLER` for each octave below. An octave above doubles the range. So `_LARGER` makes it 8
+# times less likely per octave that noise alone is large enough.
 _NEEDED, _LARGER, _SMALLER = 3.0, 3 * math.log(2), math.log(2)
 
 
@@ -399,7 +400,7 @@ def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
 
     The range is NaN if the largest noisy count could be the noise of an empty bucket.
     """
-    # With probability `_CONFIDENCE`, the noise of no empty bucket exceeds `sure`.
+    # With probability `_CONFIDENCE`, the noise of every empty bucket is at most `sure`.
     confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
     sure = float(mechanism.error(confidence=confidence, like=np.int32(0)))
     fullest = int(np.argmax(counts))

@@ -30,7 +30,8 @@ class DistinctCount(KnownSensitivity):
 
     Attributes:
         shape: the shape of the array of cells.
-        people: how many different entries of a person count; None if neighbors differ in one row.
+        people: the largest number of different entries that are counted for each person; None if
+            neighbors differ in one row.
         privacy_unit: the unit in which neighbors differ.
         notes: describe which entries of a person count.
 
@@ -98,7 +99,10 @@ class DistinctCount(KnownSensitivity):
 
 
 def _words_in_cells(records: Database) -> np.ndarray:
-    """Returns the cell of each row, below 0 for none, followed by the words of its entry."""
+    """Returns, for each row, its cell as one word, and then the words of its entry.
+
+    A cell is an int32, and is negative for a row outside of all cells.
+    """
     cells = np.asarray(records[CELL]).astype(np.int32).view(np.uint32)
     return np.concatenate([cells[:, None], np.asarray(records[WORDS])], axis=1)
 

@@ -30,7 +30,8 @@ class Column:
 
     Attributes:
         name: the name of the column.
-        entries: numbers of shape (slots,), or the words of texts, of shape (slots, 4).
+        entries: numbers of shape (slots,); or fingerprints of texts, four words each, of shape
+            (slots, 4).
         known: which slots contain an entry that is not missing.
         is_text: whether entries are texts.
         may_miss: whether the dtype of the column allows missing entries.

@@ -104,7 +104,10 @@ def words_in_groups(cells: Cells, column: Column, present: np.ndarray) -> Padded
 def keys_in_groups(
     cells: Cells, found: tuple[Sequence[str], np.ndarray], are_texts: bool
 ) -> dict[Any, tuple[tuple[Any, ...], np.ndarray]]:
-    """Parses texts of a group's index and a key into the keys and counts of each group."""
+    """Returns the keys of each group and their counts.
+
+    `found` contains texts and their counts. Each text is the index of a group, a space and a key.
+    """
     pairs = {group: list[tuple[Any, int]]() for group in cells.groups}
     for text, count in zip(*found, strict=True):
         code, _, entry = text.partition(" ")
@@ -140,7 +143,10 @@ def labels_of(name: str, keys: tuple[Any, ...], frame: Frame) -> tuple[Any, ...]
 
 
 def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndarray:
-    """Returns the index of each entry among the public keys, or -1, from that entry alone."""
+    """Returns the index of each entry in `keys`, or -1 if it is not there.
+
+    The keys are public. The index of an entry does not depend on other entries.
+    """
     if isinstance(keys[0], str) != column.is_text:
         kind = "texts" if column.is_text else "numbers"
         raise TypeError(
@@ -161,7 +167,10 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
 
 
 def index_of_words(entries: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Returns the index of each text among the `wanted` texts, both given as words, or -1."""
+    """Returns the index of each text of `entries` in `wanted`, or -1 if it is not there.
+
+    Both arrays contain the fingerprints of texts.
+    """
     return _index_of(_as_bytes(entries), _as_bytes(wanted))
 
 

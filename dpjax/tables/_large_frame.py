@@ -141,7 +141,10 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
 
 
 def texts_of_words(frame: Frame, name: str, words: np.ndarray) -> list[str | None]:
-    """Returns the texts of a column that have these words. Reads all batches of a large frame."""
+    """Returns the texts of a column whose fingerprints are `words`.
+
+    A text that is not found is None. All batches of a large frame are read.
+    """
     if len(words) == 0:
         return []
 

@@ -68,8 +68,9 @@ class People:
     def once(self, question: Question, frame: Frame, column: Column) -> Question:
         """Restricts a question to one row for each different entry of a person in a column.
 
-        A person counts with a limited number of entries. The limit is that on the groups of this
-        column, if there is one, and otherwise that on rows. For the column of ids, it is 1.
+        For each person, a limited number of different entries is used. If this column has a limit
+        on groups, that limit applies. Otherwise the limit on rows applies. For the column of ids,
+        the limit is 1.
         """
         here, sizes = self._here(question)
         most = {self.person: 1, **dict(self.truncation.groups)}
@@ -129,8 +130,8 @@ def people_of(
         return None
     if rows is None:
         raise TypeError(
-            f"rows must be given together with person={person!r}: the largest number of rows of "
-            "each person that are used"
+            f"rows must be given together with person={person!r}: it limits how many rows of each "
+            "person are used"
         )
     return People(checked_truncation(person, rows, groups, order))
 
@@ -147,7 +148,7 @@ def check_of_people(people: People | None, statistic: str) -> None:
 def people_to_sum(
     people: People | None, missing: str, frame: Frame, column: str, per_person: PerPerson
 ) -> People:
-    """Returns the people whose numbers are added up. Refuses numbers that have no sum."""
+    """Returns `people`, after checking that a column has a sum for each person."""
     _checks.choice("per_person", per_person, get_args(PerPerson))
     wanted = f"per_person={per_person!r}"
     if people is None:
@@ -157,7 +158,7 @@ def people_to_sum(
     if missing != "drop":
         raise ValueError(
             f'{wanted} needs a table with missing="drop", got missing={missing!r}: the bounds are '
-            "those of sums, so their lower end cannot replace a missing number in a row"
+            "for a person's sum, so the lower bound cannot replace a missing number in a row"
         )
     if (kind := frame.kind_of(column)) in ("dates", "times"):
         raise TypeError(f"{wanted} adds up numbers, but column {column!r} has {kind}: leave it out")

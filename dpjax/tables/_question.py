@@ -77,9 +77,9 @@ class Cost:
     def split(self, parts: int) -> tuple[float, "Cost"]:
         """Returns epsilon divided by `parts`, and a `Cost` with the rest of epsilon.
 
-        A ledger rounds each payment up to a number of digits. The first result is rounded down to
-        the same number of digits, so that the two payments together do not exceed one payment of
-        the whole epsilon.
+        A ledger rounds each payment up to `EPSILON_DIGITS` decimal digits. The first result is
+        rounded down to these digits. So the two payments together do not exceed one payment of the
+        whole epsilon.
         """
         assert self.epsilon is not None
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
@@ -217,7 +217,8 @@ class Question:
         again: asks the same question of another `PrivateTable`.
         people: how many rows of a person count; None if neighbors differ in one row.
         moments: "dates", "times" or "durations" if the answer is of that kind, else "".
-        sums: the sums of people's numbers, in place of the column of the statistic.
+        sums: one sum for each person in each group. If given, the statistic uses these sums instead
+            of the numbers of its column.
 
     Formal guarantees:
         An added row changes a query of the rows that count by at most the reach of the query. A
@@ -254,13 +255,13 @@ class Question:
         return groups if self.people is None else RowsOfPeople(groups, self.people)
 
     def of_people(self, query: Query) -> Query:
-        """Returns the query. With people, its sensitivity is for all used rows of a person."""
+        """Returns the query. If the table has people, the result is a query of people."""
         return query if self.people is None else self.people.query(query)
 
     def pooled(self) -> "Question":
-        """Returns the question about the rows of all groups in one group.
+        """Returns the same question without groups: the rows of all groups are in a single group.
 
-        A person may have rows in several groups, which are all in the same group then.
+        So this group may contain all rows that a person has in several groups.
         """
         codes = self.cells.codes
         inside = numpy_of(codes).where(codes >= 0, 0, -1).astype(np.int32)

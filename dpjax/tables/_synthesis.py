@@ -81,8 +81,8 @@ class SynthesisOfTable(CountsOfTable):
             columns: the names of the columns; None for all but the ids of people. The cells of a
                 column are known if `keys`, `bounds` or `buckets` give them, or if its dtype lists
                 its keys, such as booleans or an Enum of polars. For all other columns, a quarter of
-                epsilon and delta pays for finding keys or bounds. The label of the release names
-                them. If nothing is found for a column, its entries are missing in all rows.
+                epsilon and delta pays for finding keys or bounds. The label of the release lists
+                the keys and bounds. If none are found, a column's entries are missing in all rows.
             rows: how many rows to draw; any public number, at no cost.
             keys: the public keys of columns of categories, which may come from a release of keys.
                 Rows with other keys are not counted.

@@ -24,7 +24,7 @@ Where: TypeAlias = Callable[[dict[str, Any]], Any]
 
 
 class _Entry(np.lib.mixins.NDArrayOperatorsMixin):
-    """An entry of a row. This class defines operators for it. JAX functions see a number."""
+    """An entry of a row. It supports Python's operators. JAX functions convert it to a number."""
 
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError

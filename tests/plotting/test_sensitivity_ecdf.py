@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused(ax):
     for arguments, message in (
         ((np.zeros((2, 2)),), r"distances must have shape \(m,\)"),
         ((np.full(3, np.inf),), "distances must hold a finite number"),
-        ((DISTANCES[:-1], POINT), "point must be for the m=199 given pairs, got m=200"),
+        ((DISTANCES[:-1], POINT), "point must have m=199, the number of distances"),
         ((DISTANCES, dpjax.assume_sensitivity(1.0, norm="l1")), "got m=None"),
     ):
         with pytest.raises(ValueError, match=message):
