@@ -29,7 +29,7 @@ def at_once(results: _Tree) -> _Tree:
 
 
 def reduced(results: _Tree) -> _Tree:
-    """Returns the same arrays, computed by a reduction: a bitwise "or" of each with zeros."""
+    """Returns the same arrays, computed by a reduction: the bitwise "or" of each one and zeros."""
 
     def above_zeros(x: jax.Array) -> jax.Array:
         edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)
@@ -41,10 +41,10 @@ def reduced(results: _Tree) -> _Tree:
 def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
     """Returns `steps(arrays)`, computed in one loop; `steps` is elementwise and maps 0 to 0.
 
-    `reduced` appends zeros to each result. This function appends zeros to each operand instead.
-    This is equivalent, because `steps` maps zeros to zeros. Then XLA fuses all operations, even
-    those that many results share. The zeros are computed by a bitwise "and". If they were computed
-    by `where`, LLVM would not vectorize table look-ups.
+    `reduced` appends zeros to each result. This function appends zeros to each operand instead, and
+    `steps` maps these zeros to zeros. In this way XLA fuses all operations, even those that many
+    results share. The zeros are computed by a bitwise "and". If they were computed by `where`, LLVM
+    would not vectorize table look-ups.
     """
 
     def above_zeros(x: jax.Array) -> jax.Array:

@@ -18,9 +18,9 @@ from jax.typing import ArrayLike, DTypeLike
 _LEAST = np.finfo(np.float32).tiny
 # A generous bound on the relative error of SciPy's inverse incomplete beta functions.
 _BETA_ROUNDING = 1e-9
-# The ranks of the points in a `TailBand` grow by this factor. An x between two points gets the
-# limit of the lower point. If x itself were a point, its limit would be smaller, but by at most
-# about this factor.
+# A `TailBand` has a limit for each of its points. The ranks of the points grow by this factor. For
+# a number x between two points, the limit of the lower point is used. This limit exceeds a limit
+# computed for x itself by at most about this factor.
 _RATIO = 1.05
 # A bound on the relative rounding error of a sum of products of numbers in [0, 1].
 _SUM = 1e-12
@@ -170,7 +170,7 @@ def sum_up(terms: Iterable[SupportsFloat]) -> float:
 def log_difference(larger: jax.Array, smaller: jax.Array) -> jax.Array:
     """Returns log(exp(larger) - exp(smaller)).
 
-    The result is exact if `smaller` is -inf, and -inf if both are equal.
+    If `smaller` is -inf, the result is exactly `larger`. If both are equal, the result is -inf.
     """
     gap = jnp.where(larger > smaller, smaller - larger, -jnp.inf)
     return jnp.where(larger > smaller, larger + jnp.log(-jnp.expm1(gap)), -jnp.inf)

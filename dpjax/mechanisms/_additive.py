@@ -440,10 +440,10 @@ Multiplier = Callable[[Scalar, Scalar], Scalar]
 _COVERED = 2.0**-40
 _FACTOR = 8  # The scale is increased by this many times the largest measured error.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
-# To measure its error, a formula is compared with its values at nearby parameters. These are the
-# relative distances to the nearby parameters, from 2^-8 to 2^-48. A step up is longer than a step
-# down by the irrational factor `_LONGER`, because equal steps could miss errors that are symmetric
-# about the parameter.
+# The error of a formula is measured by comparing its value with its values at nearby parameters.
+# `_STEPS` are the relative distances to the nearby parameters, from 2^-8 to 2^-48. A step up is
+# longer than a step down by the irrational factor `_LONGER`. Equal steps could miss errors that are
+# symmetric about the parameter.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
 # The least epsilon that is accepted. A formula may subtract logarithms, whose magnitudes reach 745
 # in float64. For a smaller epsilon, rounding could make the formula equally wrong at all nearby
@@ -490,13 +490,13 @@ def _in_float64(unit: object) -> float:
 def _lost_around(
     formula: Callable[..., Value], numbers: tuple[Value, ...], unit: Value
 ) -> np.ndarray:
-    """Estimates the relative rounding error of a formula by its deviation from a straight line.
+    """Estimates the relative rounding error of a formula f by its deviation from a straight line.
 
-    If a formula f is smooth, its value at x is nearly on the straight line through two nearby
-    values. For a relative step s, twice the relative deviation is about c s^2 |x^2 f''(x) / f(x)|,
-    with c = `_LONGER`. A deviation of up to c s^2 (64 + x^2) is attributed to the curvature of f.
-    This is enough for x^-7, with a deviation of 56 c s^2, and for e^x, with c s^2 x^2. The rest is
-    attributed to rounding. Several steps are tried, because an error need not show at every step.
+    The line goes through the values of f at two points near x. Let d be twice the relative
+    deviation of f(x) from the line. For a relative step s and c = `_LONGER`, the curvature of f
+    alone gives a d of about c s^2 |x^2 f''(x) / f(x)|. For example, d is 56 c s^2 if f is x^-7, and
+    c s^2 x^2 if f is e^x. So up to c s^2 (64 + x^2) of d is attributed to curvature, and the rest
+    to rounding. Several steps are tried, because an error need not show at every step.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):

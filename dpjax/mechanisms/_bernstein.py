@@ -293,8 +293,8 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
     `effective_scale`, `grid_for`, `range` and `error` ignore the argument `shape`, and assume one
-    lattice. For a pytree of lattices, pass `like`. A simultaneous `error` bounds the error of the
-    polynomials everywhere on the cube.
+    lattice. For a pytree of lattices, pass `like`. With `simultaneous=True`, `error` bounds the
+    error of the polynomials at all points of the cube at once.
 
     Attributes:
         sensitivity: the sensitivity of the lattice values, norm "linf".
@@ -323,7 +323,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     @property
     def scale(self) -> Scalar:
-        """The scale of the noise in each lattice value, if the value is a single lattice."""
+        """The scale of the noise in each number of one lattice; k times this for k lattices."""
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:

@@ -64,10 +64,10 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
 
     The result is None if delta does not cover the probability that the noise tables omit.
 
-    The scale that is actually drawn has margins for rounding and for the errors of tables. Relative
-    to the scale, both margins shrink as sensitivity and epsilon grow. So margins are large enough
-    if they were computed for the same or a smaller sensitivity and epsilon. Then the result is
-    valid for the drawn noise (docs/proofs/exact-noise.md, "The scale that covers everything").
+    The noise is drawn at a larger scale, with margins for rounding and for the errors of tables. As
+    fractions of the scale, the margins decrease when sensitivity and epsilon increase. So the
+    result is valid for the drawn noise if the margins were computed for the same or a smaller
+    sensitivity and epsilon (docs/proofs/exact-noise.md, "The scale that covers everything").
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:

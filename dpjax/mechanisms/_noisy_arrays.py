@@ -255,7 +255,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _norm_of_noise(self) -> Norm:
-        """Returns the norm of the distance between arrays that determines the privacy loss."""
+        """Returns the norm in which the distance of two values determines the privacy loss."""
         return self.norm
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -513,7 +513,8 @@ def _log_prob(
         inside = noise.log_density(error) - jnp.log(scale)
         tail = noise.log_cdf(jnp.where(low, error, -error))
     else:
-        # The integers are subtracted before they become floats, which would lose the last digits.
+        # The integers are subtracted first, because a conversion to floats could lose their last
+        # digits.
         error = _integer_difference(output, center, scale.dtype)
         silent, drawn = scale == 0, jnp.where(scale == 0, 1, scale)
         unmoved = jnp.where(error == 0, 0.0, -jnp.inf)

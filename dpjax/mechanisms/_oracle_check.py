@@ -30,7 +30,7 @@ Score: TypeAlias = Callable[[PyTree], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Expected:
-    """Counts in public bins, without noise, of databases that are drawn from an oracle.
+    """Histograms without noise, in public bins, of databases that an oracle draws.
 
     Two instances are equal if all arrays are equal.
 

@@ -238,8 +238,9 @@ def within_a_word(epsilon: Scalar) -> Scalar:
         return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
     if epsilon > _MOST_EPSILON:
         raise ValueError(
-            f"epsilon must be at most {_MOST_EPSILON}, got {epsilon:g}: the probabilities of lies"
-            " are multiples of 2^-32, which is too coarse for a larger epsilon"
+            f"epsilon must be at most {_MOST_EPSILON}, got {epsilon:g}: the probability of a false"
+            " answer is a multiple of 2^-32, and these multiples are too coarse for a larger"
+            " epsilon"
         )
     return epsilon
 

@@ -84,10 +84,10 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """The interval to which values are clamped: 2^36 steps of their grid on either side of 0.
+        """The interval to which values are clamped: [-2^36 g, 2^36 g], if g is their grid spacing.
 
-        The ends are at least 16 times as far from 0 as all sampled values from which the shape of
-        the noise was learned.
+        The shape of the noise was learned from sampled values. The ends of the interval are at
+        least 16 times as far from 0 as any of these values.
         """
         del shape, dtype
         high = jax.tree.map(lambda leaf: self._shape.largest_value, 0 if like is None else like)
@@ -103,7 +103,9 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds each error by the noise and by rounding to the two grids, of noise and of value.
+        """Bounds the error of each number. It consists of noise and of two rounding errors.
+
+        Values are rounded to one grid, and noisy values are on another grid.
 
         Simultaneous bounds assume independent coordinates, which is the worst case (Šidák 1967).
         """

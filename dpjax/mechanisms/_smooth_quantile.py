@@ -74,7 +74,7 @@ class OrderedRecords(NamedTuple):
         return self.steps.size - 2
 
     def absolute(self, steps: jax.Array) -> Limbs:
-        """Converts steps from the lower bound to steps from 0."""
+        """Takes steps counted from the lower bound. Returns the same steps counted from 0."""
         return _limbs.add(self.lowest, _limbs.from_integers(steps))
 
 
@@ -94,7 +94,8 @@ def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array
     """
     steps = records.steps.astype(jnp.float32)  # Integers up to 2^24 are exact in float32.
     decay = jnp.asarray(decay, jnp.float32)
-    # The first factor is multiplied only by the gap between a record and itself, which is 0.
+    # The value of the first factor does not matter. It is only multiplied by steps[rank] -
+    # steps[rank], which is 0.
     factors = jnp.concatenate([jnp.ones(1, jnp.float32), discounts(decay, records.n)])
     right = steps[rank:]
 
@@ -190,9 +191,9 @@ def rounding_of_a_release(magnitude: Scalar) -> Scalar:
     return magnitude * float(jnp.finfo(jnp.float32).eps)
 
 
-# The decay is beta minus this margin. Of the margin, 2^-15 covers the 16-bit divisor of the noise,
-# 2^-16 covers the factors in `smooth_bound`, and the rest covers the rounding of products and
-# quotients.
+# The decay is beta minus this margin. The margin has three parts: 2^-15 for rounding the divisor of
+# the noise to 16 bits, 2^-16 for rounding the factors in `smooth_bound`, and the rest for rounding
+# products and quotients.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
 # A relative margin on alpha, and on beta in `_smoothing`. It covers rounding in float32, and the

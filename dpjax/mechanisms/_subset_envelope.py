@@ -52,7 +52,7 @@ class BlockDesign:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Returns the number of blocks in each group. For size 1, each block is a group."""
+        """Returns the number of blocks in each group. If `size` is 1, each block is a group."""
         groups = self.blocks if self.size == 1 else self.groups
         least, larger = divmod(self.blocks, groups)
         return tuple(least + (group < larger) for group in range(groups))
@@ -66,8 +66,8 @@ class BlockDesign:
     def most_losses(self) -> int:
         """Returns T, the largest possible loss.
 
-        It is the least number of blocks to remove until no subset is left. Then each group has
-        `size - 1` blocks left.
+        T is the least number of blocks whose removal leaves no subset. After the removal, each
+        group has `size - 1` blocks left.
         """
         return sum(length - self.size + 1 for length in self.lengths)
 
@@ -171,9 +171,10 @@ def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, 
 def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
     """Returns twice the score of each candidate, which is an integer.
 
-    A candidate is an interval. Its score is minus the distance of T / 2 from the range between the
-    losses at its two ends, where T is the largest possible loss. Changing one record changes the
-    loss at each end by at most 1, so twice the score changes by at most 2. The best score is 0.
+    A candidate is an interval with a loss at each of its two ends. T is the largest possible loss.
+    If T / 2 lies between the two losses, the score is 0. Otherwise the score is minus the distance
+    from T / 2 to the nearer loss. Changing one record changes the loss at each end by at most 1, so
+    twice the score changes by at most 2.
     """
     left, right = losses_at_ends(thresholds, inner)
     return -jnp.maximum(0, jnp.maximum(2 * right - thresholds.size, thresholds.size - 2 * left))
@@ -248,10 +249,10 @@ class SubsetEnvelope(SensitivityMechanism):
     def outside(self) -> Scalar:
         """A bound on the probability that the selected candidate is outside of the results' range.
 
-        A candidate is an interval. Outside means that all results are below it, or all are above
-        it. The bound is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the
-        largest possible loss: the number of blocks minus groups * (size - 1). The bound is attained
-        if all subsets have the same result. If results spread over k candidates in the middle, the
+        A candidate is an interval. It is outside of the range if all results are below it, or all
+        results are above it. The bound is x / (1 + x), x = (candidates - 1) exp(-epsilon T / 4).
+        The largest possible loss T is blocks - groups * (size - 1). The bound is attained if all
+        subsets have the same result. If results spread over k candidates in the middle, the
         probability is about k times smaller.
         """
         scores = jax.ShapeDtypeStruct((self.candidates,), jnp.int32)
@@ -335,11 +336,12 @@ class SubsetEnvelope(SensitivityMechanism):
     def scores(self, value: Value) -> jax.Array:
         """The score of every candidate. The best possible score is 0.
 
-        A candidate is an interval, and each of its two ends has a loss, which
-        `dpjax.subset_envelope` explains. The score is minus the distance of T / 2 from the range
-        between these two losses, where T is the largest possible loss. Scores are as private as the
-        records. Call this method on public or simulated records to see which candidates a release
-        would probably select.
+        A candidate is an interval with a loss at each of its two ends. T is the largest possible
+        loss; `dpjax.subset_envelope` defines losses. If T / 2 lies between the two losses, the
+        score is 0. Otherwise it is minus the distance from T / 2 to the nearer loss.
+
+        Scores are as private as the records. Call this method on public or simulated records to see
+        which candidates a release would probably select.
 
         Args:
             value: a pytree of arrays of records.
@@ -360,8 +362,8 @@ class SubsetEnvelope(SensitivityMechanism):
     def grids(self, value: Value) -> PyTree:
         """The grid spacings of an output: 1 for its index, and 0 for its value.
 
-        0 means no grid, because the value of an output is the middle of an interval. The spacings
-        do not depend on the argument `value`.
+        The spacing 0 means that the value of an output is on no grid: it is the middle of an
+        interval. The spacings do not depend on the argument `value`.
         """
         del value
         return Candidate(jnp.float32(1), jnp.float32(0))

@@ -177,7 +177,10 @@ def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _log_noise(public: jax.Array, record: jax.Array, scale: jax.Array) -> jax.Array:
-    """Returns log densities of the noise that turns public records into `record`, (p, entries)."""
+    """Returns log densities of the noise that turns each of p public records into `record`.
+
+    The result has shape (p, entries): one log density for each entry of each public record.
+    """
     equal = jnp.where(equal_entries(public, record), 0.0, -jnp.inf)
     if not is_float(public):
         return equal

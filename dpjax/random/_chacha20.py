@@ -80,8 +80,9 @@ def _by_rows(
 ) -> Callable[[jax.Array], jax.Array]:
     """Returns a function that computes blocks in a loop of twenty equal rounds.
 
-    The loop compiles ten times faster than unrolled rounds, but is slower for many lanes. Each
-    round applies `together` to its four rows.
+    The loop compiles ten times faster than unrolled rounds, but runs slower on many blocks at once.
+    Each round applies `together` to the four rows of the state. This function returns the same
+    rows, but may make XLA compute them in one loop.
     """
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
@@ -208,7 +209,9 @@ def uniform_words(
 def _words_of_keys(nonce: int, width: int, count: int) -> Callable[..., jax.Array]:
     blocks = -(-count * width // BLOCK_WORDS)
     if blocks >= 2**28:
-        raise ValueError(f"shape must ask for fewer than 2^32 words of one key, got {count}")
+        raise ValueError(
+            f"shape must need fewer than 2^32 random words, the limit of one key, got {count}"
+        )
     parts = max(1, -(-blocks // CHUNK))
     size = -(-blocks // parts)
 

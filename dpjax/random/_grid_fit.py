@@ -128,8 +128,8 @@ class Calibration:
         scale: the nominal scale of the noise.
         sensitivity: the sensitivity in the mechanism's norm.
         epsilon: the epsilon of the guarantee.
-        rounding: the norm of a vector with a 1 in each float coordinate, which is rounded, and a 0
-            in each integer coordinate.
+        rounding: the norm of a vector that is 1 in each float coordinate and 0 in each integer
+            coordinate. Only float coordinates are rounded.
         coordinates: the number of noisy coordinates. For each of them, the error of the noise
             tables, `Certificate.loss`, is added to the privacy loss.
         zero_allowed: whether the caller explicitly allowed a scale of 0, which means no noise.
@@ -146,11 +146,11 @@ class Calibration:
     grid_dtype: DTypeLike = static(default=np.float32)
 
     def fit(self, lattice: Lattice, dtype: DTypeLike, exponent: jax.Array | None = None) -> GridFit:
-        """The grid for values of a dtype; its scale is NaN if no divisor fits.
+        """The grid for values of a dtype, and the scale of the noise on it.
 
-        It computes in floats, also inside of `jit`. Every rounding is outward, or is covered by
-        `_OUTWARD`. The returned scale is computed from the divisor, and is at least the scale that
-        is needed.
+        The scale is computed from the divisor of the lattice, and is at least the scale that is
+        needed. If no divisor gives such a scale, the scale is NaN. The computation is in floats,
+        also inside of `jit`. Every rounding makes the scale larger, or is covered by `_OUTWARD`.
 
         Args:
             lattice: the lattice of the noise.
@@ -183,7 +183,7 @@ class Calibration:
         return GridFit.of(lattice, exponent, step, ratio, usable, numpy)
 
     def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
-        """Whether `fit` finds a divisor, for concrete numbers."""
+        """Whether `fit` finds a divisor of the lattice. Numbers must be concrete, not traced."""
         if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
             return False
         found = self.fit(lattice, dtype)
@@ -257,12 +257,12 @@ class Calibration:
 def largest_epsilon(missed: Scalar, delta: _Number, numpy: ModuleType = np) -> _Number:
     """Returns the largest epsilon for which the reserved part of delta is enough.
 
-    `missed` is the probability of outcomes that the tables omit. They add (1 + e^epsilon) missed to
-    delta.
+    `missed` is the probability of outcomes that the tables omit. These outcomes add
+    (1 + e^epsilon) * `missed` to delta.
     """
-    # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this must be at least
-    # 2 e^epsilon * missed, which is at least (1 + e^epsilon) * missed. This condition bounds
-    # e^epsilon. The result is the logarithm of the bound.
+    # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this is for the omitted
+    # outcomes. They add at most 2 e^epsilon * missed to delta. Setting this bound equal to the half
+    # gives the largest epsilon.
     return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
@@ -281,7 +281,8 @@ def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:
 def quotients(noise: LatticeNoise, fit: GridFit) -> Limbs:
     """Returns noise in steps of the grid: round(noise / c), with halves rounded up.
 
-    For a `Pair` of draws, the result is floor(first / c) - floor(second / c).
+    c is the number of lattice points in a step of the grid. For a `Pair` of draws, the result is
+    floor(first / c) - floor(second / c).
     """
 
     def quotient(points: Limbs) -> Limbs:

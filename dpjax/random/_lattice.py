@@ -76,7 +76,7 @@ class AliasTable:
         return 32 * len(self.limbs)
 
     def lookup(self, word: Sequence[jax.Array]) -> jax.Array:
-        """Returns the outcomes of words, as int32.
+        """Looks up the outcome of each random word, as int32.
 
         `word` has one uint32 array for each limb of the words, most significant limb first.
         """
@@ -137,8 +137,8 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
             large.pop()
             if left[alias] < capacity:
                 small.append(alias)
-    # A slot with full capacity keeps its initial entry: its bound is 0, so its outcome is always
-    # its alias, which is the slot itself.
+    # A slot with full capacity keeps its initial entry: the bound 0, and the slot itself as alias.
+    # So every word of this slot has the slot as its outcome.
     shifts = range(width - 32, -1, -32)
     return AliasTable(
         np.array([[x >> shift & _LIMB_MASK for x in stored] for shift in shifts], np.uint32)
@@ -225,7 +225,7 @@ E is a standard exponential variable.
 
 
 class Pair(NamedTuple):
-    """Two lattice points for each number. Its noise is floor(first / c) - floor(second / c)."""
+    """Two lattice points for each number, from which `quotients` computes the number's noise."""
 
     first: Limbs
     second: Limbs
@@ -253,7 +253,7 @@ def laplace_of(drawn: SignedExponentials) -> Limbs:
 
 
 def pair_of(drawn: SignedExponentials) -> Pair:
-    """Returns two exponential variables for each number, from variables of shape (2 count,)."""
+    """Splits exponential variables of shape (2 count,) into `count` pairs of neighbors."""
     _, (high, low) = drawn
     return Pair(*(Limbs(high[i::2], low[i::2]) for i in range(2)))
 
@@ -327,9 +327,9 @@ def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
 def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, jax.Array, Limbs]:
     """Draws the digits of exponential variables from the words of one round.
 
-    Returns the unused words, a random bit, whether the draw has ended, and the variable. If the
-    draw has not ended, the returned variable is 24 times the resolution, and the variable of the
-    next round is added to it.
+    Returns the unused words, a random bit, whether the draw has ended, and the variable. A draw
+    that has not ended needs another round. Then the returned variable stands for 24 units, and the
+    caller adds the variable of the next round.
     """
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
@@ -415,7 +415,7 @@ _GAUSSIAN = Sampler(_GAUSSIAN_FIRST, _GAUSSIAN_WORDS, _gaussian_from_first, _gau
 
 
 def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
-    """Returns cells * 2^36 plus the digits, whose last group is the least significant."""
+    """Returns cells * 2^36 + top * 2^24 + middle * 2^12 + bottom, with the three `digits`."""
     top, middle, bottom = digits
     low = (middle << np.uint32(12)) | bottom | (top << np.uint32(24))
     return Limbs((cells << np.uint32(4)) | (top >> np.uint32(8)), low)
@@ -450,7 +450,7 @@ def gaussian_tables() -> tuple[AliasTable, AliasTable]:
 
 
 def exponential_masses() -> list[list[int]]:
-    """Returns the exact masses for the tables of exponential variables, to about 2^-300."""
+    """Returns the masses for the tables of exponential variables, in units of 2^-300."""
     one = 1 << _PRECISION
     ratio = _exp_minus(Fraction(1, 2**_FIRST_DIGITS))
     first = _powers(ratio, _CELLS)

@@ -48,7 +48,7 @@ class Lattice:
     certificate: _lattice.Certificate
 
     def sample(self, key: jax.Array, shape: tuple[int, ...]) -> _lattice.LatticeNoise:
-        """Draws one lattice point, or one pair, for each number of an array of this shape."""
+        """Draws noise for an array of this shape: one or two lattice points for each number."""
         drawn = self.combined(self.variables(key, (self.each * math.prod(shape),)))
         return jax.tree.map(lambda x: x.reshape(shape), drawn)
 

@@ -309,7 +309,10 @@ def integer_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def largest_release(dtype: DTypeLike) -> int | float:
-    """Returns the bound on releases of a dtype: the largest float, or largest integer minus 1."""
+    """Returns the largest number that a release of this dtype may contain.
+
+    For floats this is the largest float, and for integers the largest integer minus 1.
+    """
     if not jnp.issubdtype(dtype, jnp.floating):
         return _INTEGER_BOUND[integer_dtype(dtype).itemsize]
     return float(float_limits(dtype).max)
@@ -356,8 +359,8 @@ def keep_or_lie(
     truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
     word = jax.random.bits(key, truth.shape, jnp.uint32)
-    # Words in [j weight, (j + 1) weight) select lie number j. Larger words than those of the last
-    # lie select the truth.
+    # Words in [j weight, (j + 1) weight) select lie number j, if j < count - 1. All larger words
+    # select the truth.
     lie, _ = _limbs.divide(word, jnp.maximum(weight, 1))
     lies = lie < count - 1
     # Lie number j stands for category j, or for category j + 1 if j >= truth, because no lie is the
@@ -427,17 +430,18 @@ def steps_to_float(steps: Limbs, exponent: jax.Array, dtype: DTypeLike) -> jax.A
 
 
 class ComparisonNoise(NamedTuple):
-    """The fits of two Laplace noises on the same grid: for the numbers, and for the threshold."""
+    """Two Laplace noises on the same grid: one for the numbers, and one for the threshold."""
 
     numbers: GridFit
     threshold: GridFit
 
     @classmethod
     def of(cls, numbers: Calibration, threshold: Calibration) -> "ComparisonNoise":
-        """Fits both noises to the grid of the numbers, which is coarser, as their noise is larger.
+        """Finds a grid for the noise of the numbers, and fits both noises to this grid.
 
-        The grid is computed in JAX's default float dtype: the numbers may come one by one in
-        different dtypes, and all of them need the same grid.
+        The noise of the numbers is the larger noise, so its grid is the coarser one. The grid is
+        computed in JAX's default float dtype: the numbers may come one by one in different dtypes,
+        and all of them need the same grid.
         """
         dtype = jnp.result_type(float)
         fit = numbers.fit(LAPLACE_LATTICE, dtype)
@@ -450,7 +454,7 @@ class ComparisonNoise(NamedTuple):
 
 
 def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """Draws Laplace noise in lattice points, not yet divided by the divisor of a `GridFit`."""
+    """Draws Laplace noise in lattice points. `noisy_units` converts it to steps of a grid."""
     return lattice_laplace(key, shape)
 
 

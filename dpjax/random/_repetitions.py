@@ -116,10 +116,10 @@ class Repetitions:
         return math.ceil(2 * self.poisson_mean)
 
     def attempt(self, coin: Coin) -> int | None:
-        """Attempts to draw a negative binomial variable, or one of the `pieces` Poisson variables.
+        """Attempts to draw the number of runs; None if the attempt fails.
 
-        The result is None if the attempt fails. Given success, the result has the right
-        distribution.
+        If the distribution is Poisson, the number of runs is a sum of `pieces` variables, and this
+        method attempts to draw one of them. Given success, the result has the right distribution.
         """
         if self.shape is None:
             twice, count = 2 * self.poisson_mean / self.pieces, 0

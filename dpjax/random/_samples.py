@@ -49,9 +49,9 @@ _OWN, _SHARED = 3, 4
 # Each of the first `ALONE` samples takes its words from blocks of ChaCha20 that no other sample
 # uses. This number is the fastest on a CPU. Another number would change the noise of every key.
 ALONE = CHUNK
-# The columns of a group are divided into this many parts. A column is open if it contains a sample
-# that is not determined by the sample's first words. `_first_and_last` finds the first and the last
-# open column of each part.
+# The columns of a group are divided into this many parts. A column is open if one of its samples
+# needs more than its first words. `_first_and_last` finds the first and the last open column of
+# each part.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
@@ -91,7 +91,7 @@ class Sampler:
     def first_words(self, block: Words, row: int) -> Words:
         """Returns the first words of the sample in `row`, from a block that several samples share.
 
-        A block of a single sample has the sample's first words in the place of the last row.
+        If a block belongs to a single sample, the words of the last row are its first words.
         """
         return block[row * self.first : (row + 1) * self.first]
 
@@ -115,7 +115,9 @@ def sample(sampler: Sampler, key_data: jax.Array, round_number: ArrayLike, count
 @functools.cache
 def _of_keys(sampler: Sampler, count: int) -> Callable[..., PyTree]:
     if count >= 2**31:
-        raise ValueError(f"shape must ask for fewer than 2^31 numbers of one key, got {count}")
+        raise ValueError(
+            f"shape must need fewer than 2^31 random numbers, the limit of one key, got {count}"
+        )
     if count > ALONE:
         return for_all_keys(functools.partial(_in_groups, sampler, count))
     alone = functools.partial(_alone, sampler, count)
@@ -123,7 +125,7 @@ def _of_keys(sampler: Sampler, count: int) -> Callable[..., PyTree]:
 
 
 def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
-    """Draws the first `count` samples of K keys, as shape (K, count), without shared blocks."""
+    """Draws the first `count` samples of K keys, shape (K, count). No two samples share a block."""
     places = jnp.broadcast_to(jnp.arange(count, dtype=jnp.uint32), (len(keys), count))
 
     def draw(round_number: jax.Array) -> Words:
@@ -137,8 +139,9 @@ def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> 
 def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
     """Draws samples of K keys, as shape (K, count), in groups.
 
-    A group is an array of samples with a few rows. In the first group, only the last row is used:
-    it contains the first `ALONE` samples. The samples of the second group follow.
+    A group is an array of samples with a few rows. The last row of the first group contains the
+    first `ALONE` samples, and its other rows are not used. The next samples are in the second
+    group.
     """
     unused = (sampler.rows - 1) * ALONE
     each = -(-(unused + count) // (sampler.rows * ALONE))
@@ -154,8 +157,8 @@ def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array)
 def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
     """Draws the samples of each group, as arrays of shape (groups, rows, columns).
 
-    Every sample uses all of its random words. On accelerators this is fast, and compiles fewer
-    programs.
+    Every sample is computed from all of its random words, even if its first words are enough. On
+    accelerators this is fast, and needs fewer compiled programs.
     """
     columns = jnp.broadcast_to(jnp.arange(ALONE, dtype=jnp.int32), (len(groups[0]), ALONE))
     from_all = functools.partial(_columns_from_all, sampler)
@@ -196,9 +199,8 @@ def _rows_from_first(
 ) -> tuple[list[PyTree], jax.Array]:
     """Computes samples from only the first random words of each sample.
 
-    Returns the samples, and which columns are open. A column is open if the first words do not
-    determine all of its samples. Every array has the shape (groups, columns). There is one array of
-    samples for each row.
+    Returns the samples, one array for each row, and which columns are open. A column is open if the
+    first words do not determine all of its samples. Each array has the shape (groups, columns).
     """
     counters, nonces = _shared_blocks(numbers[:, None], jnp.arange(ALONE, dtype=jnp.uint32)[None])
     block = _blocks(keys, counters, nonces, rounds[:, None])
@@ -211,10 +213,11 @@ def _rows_from_first(
 
 
 def _shared_blocks(numbers: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns counter and nonce of the block with the first words of each column's samples.
+    """Returns the counters and nonces of the blocks that contain the samples' first words.
 
-    In the first group, only the last row of each column is used, so the block is that of a single
-    sample. In all other groups, the samples of a column share the block.
+    There is one block for each column. In the first group, only the last row of a column is used,
+    so a block belongs to a single sample. In all other groups, the samples of a column share the
+    block.
     """
     nonces = jnp.where(numbers == 0, np.uint32(_OWN), np.uint32(_SHARED))
     return numbers * np.uint32(ALONE) + columns, nonces
@@ -284,9 +287,10 @@ def _blocks(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arr
 
 
 def _zeros(keys: jax.Array, places: jax.Array) -> jax.Array:
-    """Returns zeros that vary over the same devices as the data.
+    """Returns zeros that are computed from the data.
 
-    A loop under `shard_map` requires this of its initial values.
+    `shard_map` requires that the initial values of a loop vary over the same devices as the data.
+    Zeros computed from the data count as varying.
     """
     return ((keys[:, :1] ^ places) & np.uint32(0)).reshape(-1)
 

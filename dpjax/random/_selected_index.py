@@ -204,7 +204,7 @@ def without_weight(log_base: LogBase | None) -> jax.Array | None:
 
 
 def _points_of_base(log_base: LogBase) -> Limbs:
-    """Returns log(largest weight / weight) for each option, as integers in lattice points."""
+    """Returns log(largest weight / weight) for each option, rounded to whole lattice points."""
     largest, resolution = max(log_base), EXPONENTIAL.resolution
     points = [
         _NO_WEIGHT
@@ -252,7 +252,7 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
 
 
 def _farthest(fit: GridFit) -> Limbs:
-    """Returns how many grid steps 2^61 lattice points span. Gaps are clamped to this number."""
+    """Converts 2^61 lattice points to steps of the grid. Gaps are clamped to the result."""
     return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
 
 

@@ -60,11 +60,11 @@ _compiled = functools.lru_cache(Compiled)
 
 
 class Draw:
-    """The draw of one mechanism for values of one structure, with given shapes and dtypes.
+    """A function that draws releases of one mechanism.
 
-    It contains the numbers of the mechanism, but no reference to the mechanism itself. The keys of
-    the cache `_DRAWS` are weak references to mechanisms, so when a mechanism is deleted, its draw
-    is deleted, too.
+    It accepts values of one pytree structure, with fixed shapes and dtypes. It contains the numbers
+    of the mechanism, but no reference to the mechanism itself. The keys of the cache `_DRAWS` are
+    weak references to mechanisms. So when a mechanism is deleted, its draw is deleted, too.
     """
 
     def __init__(self, mechanism: "SensitivityMechanism", kind: TreeSpec):

@@ -27,7 +27,7 @@ _COMPILED = type(jax.jit(lambda: None))
 
 
 def check_maker(target: Target, sensitivity: Sensitivity) -> None:
-    """Refuses a sensitivity that a query computed, if the target has no known sensitivity."""
+    """Raises an error if a query made the sensitivity, but the target has no known sensitivity."""
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, but the target is another function:"
@@ -130,6 +130,6 @@ def knowing(target: object) -> KnowsSensitivity | None:
 
 
 def _or_nan(enough: jax.Array, leaf: jax.Array | float) -> jax.Array | float:
-    """Returns `leaf`, or NaN in place of a float if `enough` is false: too little noise."""
+    """Returns `leaf`, but NaN if there is not enough noise and `leaf` is a float."""
     is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     return jnp.where(enough, leaf, jnp.nan) if is_float else leaf

@@ -107,8 +107,8 @@ class SensitivityMechanism(abc.ABC):
         Viswanath 2015). Let x = e^(t/2) for t >= 0. The divergence of this Laplace mechanism at t
         is larger by (1 - x)^2 / (1 + e^epsilon).
 
-        dp-accounting uses the event under its default relation, as it uses the events of Laplace
-        and Gaussian noise. So one accountant can compose all of these events.
+        dp-accounting applies its default neighboring relation to this event, and to the events of
+        Laplace and Gaussian noise. So one accountant can compose all of these events.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
         if self.sensitivity.zero_allowed or not self._is_exact:

@@ -63,9 +63,9 @@ def pay_and_draw(
     if (simulated := simulation()) is not None:
         if exact is None:
             raise TypeError(
-                "private must be a function that releases by dpjax.privatize, but it releases "
-                f"{_checks.shown(what)}. The probability of this release is not known: use"
-                " dpjax.confidence_set"
+                "private must make all of its releases by dpjax.privatize, but it makes another "
+                f"release: {_checks.shown(what)}. The probability of this release is not known:"
+                " use dpjax.confidence_set"
             )
         return Release(simulated(*exact()), guarantee)
     # Step 1: check the arguments. A wrong call is refused before anything is paid.

@@ -36,8 +36,8 @@ from dpjax.sensitivity._order_statistics import select
 from dpjax.sensitivity._pairs import RandomPair, rotated_pair
 
 _KIND = "checkpoint"
-# The loop saves again when this many times the duration of the last save has passed. So writing
-# checkpoints takes at most a twentieth of the time.
+# After a save, the loop waits at least this many times as long as the save took, and then saves
+# again. So writing checkpoints takes at most a twentieth of the time.
 _SHARE = 20
 
 
@@ -103,7 +103,7 @@ class Checkpoint:
 
     @property
     def chunks(self) -> Iterable[tuple[int, int]]:
-        """Returns the position and the number of every finished chunk."""
+        """Returns (position of the changed record, index of the chunk) for all finished chunks."""
         return self._found
 
     def add(self, position: int, chunks: dict[int, Finished]) -> None:
@@ -152,10 +152,9 @@ SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
 # If there are at most this many distances, the host selects the order statistic, which avoids a
 # compilation.
 _FEW = 2**16
-# On this many databases, a value computed in a batch is compared with the value computed from one
-# database alone. If no operation mixes the lanes of a `vmap`, then `vmap` changes only the rounding
-# of values. Rounding changes the values of nearly all databases, so this many are enough to measure
-# the change.
+# This many databases are evaluated twice, in a batch and alone, and the two values are compared. If
+# no operation mixes the lanes of a `vmap`, the values differ only by rounding. Rounding changes the
+# values of nearly all databases, so this many are enough to measure the difference.
 LEAST_ALONE = 8
 
 
@@ -261,9 +260,10 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns two changes of the value: by rotating the records, and by replacing the last record.
+    """Returns how much the value changes by rotating the records, and then by replacing the last.
 
-    The last record is replaced after the rotation. So this record was at a random position.
+    The rotation moves a record from a random position to the last position, where it is replaced.
+    So the second change is that of replacing a record at a random position.
     """
     records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
     target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
@@ -279,7 +279,7 @@ def moved_if_finite(pair: RandomPair, value: Value, other: Value) -> jax.Array:
     """Returns the distance between two values, or 0 if the first value is not finite."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
     moved = distance(pair.norm, value, other)
-    # The sampler already counts the distances of values that are not finite as infinite.
+    # If a value is not finite, the sampler already counts its distance as infinite.
     return jnp.where(jnp.all(jnp.stack(finite)), moved, 0).astype(pair.distance_dtype)
 
 
@@ -355,10 +355,10 @@ def _settings(layout: Layout, pair: RandomPair, probing: Probing) -> dict[str, A
 def bytes_of_a_chunk(
     key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair, probing: Probing = NOTHING
 ) -> int:
-    """Returns the bytes that a device needs to compute a chunk, without the block of distances.
+    """Returns how many bytes a device needs to compute a chunk, besides the block of distances.
 
-    This compiles the program of `compute_chunks` with the same arguments, so `compute_chunks` does
-    not compile it again.
+    This function compiles the program of `compute_chunks` with the same arguments. So
+    `compute_chunks` does not compile it again.
     """
     mesh, count = layout.local_mesh, len(layout.local)
     device = next(iter(layout.local.values()))
@@ -384,8 +384,9 @@ def _compiled_step(
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
     """Computes one chunk on every device of a mesh.
 
-    Block, work and rotations are sharded over the mesh. The work of a device is one row, which
-    contains the chunk's first pair, its number of pairs, and its row in the block.
+    Block, work and rotations are sharded over the mesh. The work of a device is three integers: the
+    index of the chunk's first pair, the number of pairs in the chunk, and the row of the block to
+    which the distances are written.
     """
 
     def step(

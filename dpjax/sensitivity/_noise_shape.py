@@ -21,9 +21,10 @@ _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
 # Eigenvalues of W are raised to at least this fraction of the largest eigenvalue. So the standard
 # deviation of the noise in any direction is at least .03 of the largest standard deviation.
 _FLOOR = 1e-6
-# Rounding to the fine grid changes a value by at most `_FINE` times a typical difference. Distances
-# are sampled between rounded values, so they include this change. The grid extends to at least
-# 2^`_HEADROOM_BITS` times the largest sampled value.
+# Rounding two values to the fine grid changes their distance by at most `_FINE` times the root mean
+# square distance. The grid is coarser if it must be, so that it extends to 2^`_HEADROOM_BITS` times
+# the largest sampled value. All distances are sampled between rounded values, so they include the
+# change.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 

@@ -162,7 +162,7 @@ def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
 
 
 def refuse_integers(value: Value) -> None:
-    """Refuses integers under the norm "range", because a cast to floats may hide a small range."""
+    """Refuses integers under the norm "range": large integers may become equal as floats."""
     if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
         raise ValueError(
             'norm="range" needs a target that returns floats, because casting large integers to'
@@ -179,10 +179,11 @@ def length(norm: Norm, moved: Value) -> jax.Array:
 
 
 def resolution(norm: Norm, value: Value) -> jax.Array:
-    """Returns the norm of a vector of one unit in the last place per coordinate; 0 for integers.
+    """Returns the norm of the vector of all coordinates' units in the last place.
 
-    The function computes the norm of the values, and then scales it down. Scaling the values first
-    would be wrong for norms such as "hamming", which counts every nonzero coordinate as 1.
+    The unit of a float x is eps |x|, and the unit of an integer is 0. The largest eps of all dtypes
+    multiplies the norm, not the coordinates. Multiplying the coordinates would be wrong for norms
+    such as "hamming", which counts every nonzero coordinate as 1.
     """
     if norm == "range":
         return 2 * resolution("linf", value)

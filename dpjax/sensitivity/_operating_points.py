@@ -340,7 +340,7 @@ _LEAST: dict[str, tuple[Callable[..., float], Callable[..., float], Callable[...
 }
 
 
-# The following functions are for method "dkw", which is Table 1 of the paper.
+# The following functions implement method "dkw" (Table 1 of the paper).
 
 
 def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:

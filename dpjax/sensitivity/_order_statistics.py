@@ -112,9 +112,9 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """Finds the bit pattern of the distance of a rank, by one pass over all distances per bit."""
-    # The number of steps does not depend on data. If it did, an accelerator would wait for the host
-    # after each step.
+    """Returns the bit pattern of the distance that has this rank."""
+    # Each bit takes one pass over all distances. The number of passes does not depend on data. If
+    # it did, an accelerator would wait for the host after each pass.
     bits = 8 * distances.dtype.itemsize - 1
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
 
@@ -189,8 +189,8 @@ def _sampled_bracket(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns two bit patterns. The distance of this rank most likely lies between them.
 
-    They come from a sample of the distances, three standard errors below and above the expected
-    place of the distance in this sample.
+    Both are bit patterns of distances in a sample of all distances. Their ranks in the sample are
+    three standard errors below and above the expected rank.
     """
     sample = distances[:: round(distances.size ** (1 / 3))]
     size = _total(jnp.uint32(sample.size), axis).astype(jnp.float32)

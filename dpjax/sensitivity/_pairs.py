@@ -157,8 +157,8 @@ class RandomPair:
         if isinstance(norm, NoiseShape):
             _check_shape(norm, key, target_program)
             shape, unmapped = norm, target_program
-            # A release multiplies f by A^-1 and adds noise to the product. Distances are measured
-            # between the same products, so they include the rounding of the multiplication.
+            # A release adds noise to A^-1 f, where A is the matrix of the noise shape. Distances
+            # are measured between values of A^-1 f, so they include the rounding of this product.
             target_program = target_program.followed_by(norm.mapped)
             norm_of = norm_function("l2")
         value = target_program.outputs.tree()
@@ -175,14 +175,14 @@ class RandomPair:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
         pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
-        # A shortcut computes the result of `finish`. With a `NoiseShape`, this is not the value,
-        # because the target then transforms the result. So there is no shortcut.
+        # A shortcut computes the result of `finish`. With a `NoiseShape`, the target multiplies
+        # this result by A^-1, so a shortcut would not compute the target's value.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
     def _with_shortcuts(
         self, key: Key, target: Target, oracle: Oracle, database: Database
     ) -> "RandomPair":
-        """Adds shortcuts to the pair, which compute distances without two whole databases."""
+        """Adds shortcuts: ways to compute distances without evaluating two whole databases."""
         # A target that runs on the host needs whole databases, so it has no shortcut.
         if not isinstance(target, Summable) or self.target.calls_host:
             return self
@@ -225,7 +225,10 @@ class RandomPair:
 
     @property
     def released(self) -> Program:
-        """Returns the target as a release calls it, without the multiplication by A^-1."""
+        """Returns the target that a release calls.
+
+        If there is a noise shape with matrix A, `self.target` also multiplies the value by A^-1.
+        """
         return self.target if self.unmapped is None else self.unmapped
 
     @property
@@ -339,7 +342,7 @@ class RandomPair:
         return value, other
 
     def resolution(self, value: Value) -> jax.Array:
-        """Returns the norm of a vector: the units in the last place of the value's coordinates."""
+        """Returns the norm of the vector of all coordinates' units in the last place."""
         if self.shape is not None:
             return self.shape.resolution(value)
         return resolution("range" if self.in_range else self.norm, value)
@@ -383,8 +386,8 @@ class RandomPair:
 def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
     """Returns the cached list for these programs, which is empty at first.
 
-    The caller appends a pair with the shortcuts `sums` and `two_records` of these programs.
-    Programs compare equal if they compute the same function.
+    The caller adds one pair to an empty list. That pair contains the shortcuts `sums` and
+    `two_records` of these programs. Programs compare equal if they compute the same function.
     """
     del target, oracle, independent
     return []
@@ -443,7 +446,7 @@ def _check_oracle(program: Program, n: int) -> None:
 
 
 def _check_shape(shape: NoiseShape, key: Key, target: Program) -> None:
-    """Refuses a noise shape that is for other values or was learned from the same pairs."""
+    """Refuses a noise shape for values of another structure, or learned from this call's pairs."""
     shape.check_fits(target.outputs.tree())
     if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
         raise ValueError(

@@ -147,7 +147,10 @@ def point_of_each(
 def pairs_in_a_chunk(
     pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
 ) -> int:
-    """Returns the number of pairs in a chunk, which depends only on programs, m and the device."""
+    """Returns the number of pairs in a chunk.
+
+    The number depends only on the programs of the pair, m, `chunk_size` and the device.
+    """
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
         return size_of_parts(pair, m, most)

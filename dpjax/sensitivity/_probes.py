@@ -122,7 +122,8 @@ class Findings(NamedTuple):
 class Probes:
     """The probes of one sampling.
 
-    The constructor starts the probes of a sum, so that devices run them before they draw pairs.
+    If the target is a sum of records, the constructor starts the probes, so that devices run the
+    probes before they draw pairs.
 
     Attributes:
         chunks: the chunks whose compiled program both draws and probes.
@@ -435,8 +436,8 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
     The result is twice the largest change of a value, because both values of a pair may have
     changed. The value of a database may change when the database is evaluated alone instead of in a
     batch. If the target ignores the order, the value may also change when records are permuted. For
-    a sum, the result is at least twice the resolution. The largest difference between distances by
-    the shortcut and by the target is then added.
+    a sum, distances are computed by a shortcut. Then the result is at least twice the resolution,
+    plus the largest difference between distances by the shortcut and by the target.
 
     Raises:
         ValueError: if a value changes by more than rounding explains, either when records are
@@ -557,11 +558,11 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
     beyond = int(np.sum(elsewhere > limit))
     if chance_of_as_many(beyond, len(elsewhere), m, k) < _CHANCE / looks:
         raise ValueError(
-            "oracle must draw exchangeable records for positions='last', but replacing a record at "
-            f"a random position changed the target by more than {limit:.3g} on {beyond} of "
+            "oracle must draw exchangeable records for positions='last'. Replacing a record at a "
+            f"random position changed the target by more than {limit:.3g} on {beyond} of "
             f"{len(elsewhere)} databases. Replacing the last record changed the target by more "
-            f"than that on at most {m - k} of {m} databases. Sorted records, time series, and "
-            "classes one after the other are not exchangeable: ask for positions='average' or "
+            f"than {limit:.3g} on at most {m - k} of {m} databases. Sorted records, time series, "
+            "and classes one after the other are not exchangeable: ask for positions='average' or "
             "'each', or shuffle all records by jax.random.permutation"
         )
 
@@ -576,7 +577,7 @@ def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
 
     Args:
         beyond: how many distances at random positions exceed the limit.
-        probed: number of distances at random positions. The first `probed` pairs have one each.
+        probed: number of distances at random positions: one for each of the first `probed` pairs.
         m: number of pairs.
         k: rank of the limit.
     """

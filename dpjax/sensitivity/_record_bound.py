@@ -128,13 +128,13 @@ def record_bound(
     longest = float(np.partition(lengths, point.k - 1)[point.k - 1])
     if not math.isfinite(longest):
         raise ValueError(
-            "the estimated sensitivity is infinite: clip the result of the function row, for"
-            " example by jax.numpy.clip"
+            "the estimated sensitivity is infinite: clip the vectors that the function `row`"
+            " returns, for example by jax.numpy.clip"
         )
     if longest == 0:
         raise ValueError(
-            "the estimated sensitivity is 0, because row returns 0 for nearly all records of "
-            "the oracle: check row and the oracle"
+            "the estimated sensitivity is 0, because the function `row` returns 0 for nearly all "
+            "records of the oracle: check `row` and `oracle`"
         )
     moved = longest * margin / (n * strength) * _OUTWARD
     if not sys.float_info.min <= moved < math.inf:

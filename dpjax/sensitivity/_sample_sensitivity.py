@@ -158,9 +158,9 @@ def _in_a_program(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array
 
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# Defaults if `until` is given. The number of pairs is the smaller of `most` and `over_least` times
-# the least feasible number. Memory for all distances is allocated at the start: 256 MiB for `most`
-# pairs. There are at least `_LOOKS` chunks, because sampling can end only after a chunk.
+# These are the defaults if `until` is given. The number of pairs is `over_least` times the least
+# feasible number, but at most `most`. Memory for all distances is allocated at the start: 256 MiB
+# for `most` pairs. Sampling can end only after a chunk, so there are at least `_LOOKS` chunks.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -325,9 +325,9 @@ def sample_sensitivity(
         method = "anytime"
     each, stated = confidence, None
     if several:
-        # A marginal statement has no confidence to divide among oracles. It holds for the largest
-        # of all estimates, because this covers at least as many pairs of an oracle as the oracle's
-        # own estimate.
+        # A marginal statement has no confidence to divide among oracles. It also holds for the
+        # largest estimate: on each oracle's pairs, the largest estimate covers at least as many as
+        # the oracle's own estimate does.
         point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
         stated = point.confidence
         each = confidence_of_each(stated, len(oracles))

@@ -103,9 +103,10 @@ class NoiseShape:
 
     @functools.partial(jax.jit, static_argnums=0)
     def mapped(self, value: Value) -> jax.Array:
-        """A^-1 f, computed exactly after f is rounded to the grid.
+        """The product of A^-1 and f, the vector of all numbers of `value`.
 
-        NaN counts as 0. Magnitudes above `largest_value` count as `largest_value`.
+        f is first rounded to the grid. Then the product is computed exactly, and converted to
+        floats. NaN counts as 0. Magnitudes above `largest_value` count as `largest_value`.
 
         Args:
             value: a pytree of real arrays, of the structure and shapes of `outputs`.
@@ -128,13 +129,13 @@ class NoiseShape:
 
     @functools.partial(jax.jit, static_argnums=0)
     def shaped(self, mapped: jax.Array) -> Value:
-        """The product of A and an array y, as a pytree like the value, in floats."""
+        """The product of A and the vector `mapped`, in floats, as a pytree like `outputs`."""
         matrix = jnp.asarray(self.matrix.astype(mapped.dtype))
         released = self.unflattened(jnp.matmul(matrix, mapped, precision="highest"))
         return jax.tree.map(_as_released, released, self.outputs.tree())
 
     def unflattened(self, flat: jax.Array) -> Value:
-        """An array of d numbers as a pytree like the value."""
+        """The d numbers of `flat`, as a pytree with the structure and shapes of `outputs`."""
         leaves = self.outputs.leaves
         pieces = jnp.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
         shaped = [x.reshape(leaf.shape) for x, leaf in zip(pieces, leaves, strict=True)]

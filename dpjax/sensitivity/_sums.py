@@ -129,12 +129,12 @@ class SumOfRecords:
     def distance(
         self, norm: Norm, records: Database, position: jax.Array | int
     ) -> tuple[jax.Array, Value]:
-        """Returns the distance of a pair, and the value on its first database, for any `finish`.
+        """Returns the distance of a pair, and the value on the first database of the pair.
 
-        `records` contains the n records of the first database. The last of the n + 1 entries is the
-        record that replaces the record at `position`. Both databases share n - 1 records, and the
-        sum over these is computed once. Then the replaced record is added for one database, and its
-        replacement for the other.
+        The function `finish` may be any function. `records` has n + 1 records: the n records of the
+        first database, and then the replacement of the record at `position`. The two databases
+        share n - 1 records, and the sum over these is computed once. Then the replaced record is
+        added for one database, and the replacement for the other.
         """
         statistics = jax.vmap(self.statistic)(records)
         n = jax.tree.leaves(records)[0].shape[0] - 1

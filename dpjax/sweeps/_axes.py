@@ -21,7 +21,7 @@ from dpjax.random._keys import check_sampling_key
 
 
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:
-    """Returns a hash of 128 bits of a parameter and its value, equal for equal values.
+    """Returns a 128-bit hash of a parameter's name and value. Equal values have equal hashes.
 
     Numbers are converted to JAX's dtypes, and then compared without regard to the dtype: 1, 1.0 and
     float32's 1 are equal, and 0.0 equals -0.0. Functions and enum members are equal if their names
@@ -139,7 +139,7 @@ class Axis:
         return jax.tree.map(operator.itemgetter(places), self.values)
 
     def spec_of_value(self) -> PyTree:
-        """Returns the shapes and dtypes of one of the values, for a traced parameter."""
+        """Returns the shapes and dtypes of a single value. The axis must be traced."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.values)
 
 
@@ -208,10 +208,10 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 
 
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
-    """Returns the coordinates of an axis, by name.
+    """Returns the coordinates of an axis: arrays with one entry for each point, by name.
 
-    The coordinates of a vector are its numbers. For a matrix or a tree, the coordinates are an
-    index and, for each leaf that is a vector, the numbers of this leaf.
+    If `values` is a vector, it is the only coordinate. If not, one coordinate contains the indices
+    of the points, and each leaf that is a vector is another coordinate.
     """
     paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
     names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
@@ -280,7 +280,7 @@ def _refuse_equals(name: str, identities: Sequence[bytes | str], labels: Sequenc
         if identity in first:
             raise ValueError(
                 f"{name} must have distinct values, got {_checks.shown(first[identity])} and"
-                f" {_checks.shown(label)}, which are the same value to a sweep"
+                f" {_checks.shown(label)}: a sweep treats them as the same value"
             )
         first[identity] = label
 
@@ -301,7 +301,7 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
         A key of the same implementation.
 
     Raises:
-        TypeError: if the key is not a typed key, or a sweep does not take a value.
+        TypeError: if the key is not a typed key, or a value has a type that sweeps do not accept.
         ValueError: if the repeat is out of range, or a value is NaN.
 
     Formal guarantees:

@@ -56,8 +56,8 @@ def cut_at_draws(program: Program) -> Cut:
     """Splits off the small random draws of a program whose inputs are a key and values.
 
     Without cuts, each choice of static parameters would compile ChaCha20 and the noise tables
-    again. The cuts of a program do not depend on other choices of static parameters, so the bits of
-    its results do not depend on them, either.
+    again. A sweep has one program for each choice. The cuts of a program depend only on this
+    program. So the bits of its results do not depend on the other choices in the sweep.
     """
     return Cut((), program) if program.calls_host else _Walked(program).cut()
 
@@ -190,8 +190,8 @@ class Part:
         fingerprint: the fingerprint of the choice.
         program: maps a key and the traced parameters to the outputs.
         outputs: the outputs of a cell.
-        words: the words of every cell, which are folded into the key. The repeat varies fastest,
-            then the last traced parameter, in the given order.
+        words: uint32 of shape (cells, 5). Row i contains the words that are folded into the key of
+            cell i. From cell to cell, the repeat varies fastest, then the last traced parameter.
     """
 
     name: str
@@ -279,8 +279,8 @@ def _trace(
     values = {axis.name: axis.spec_of_value() for axis in traced}
     program = Program.trace("function", of_a_cell, key_spec, values)
     check_concrete("function", "call sweep", program)
-    # The program is hashed here, before the next part is traced, because the function may then
-    # write to an array that it closes over.
+    # The next part is traced by running the function again. This may change an array that the
+    # function closes over, so the program is hashed before.
     _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])
     cells = list[bytes]()

@@ -184,8 +184,8 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
     proved = mechanism.sensitivity.bounds is not None
     if proved and drawn != (records := mechanism.sensitivity.records):
         raise ValueError(
-            f"oracle must draw records like those in the proof for mechanism {name!r}, {records},"
-            f" got {drawn}"
+            f"oracle must draw records like those in the proof for mechanism {name!r}: the proof is"
+            f" for {records}, got {drawn}"
         )
     covering(mechanism, needed(target, mechanism.sensitivity, drawn))
 
@@ -274,7 +274,7 @@ def _numbers(
 
 
 def _measured(mechanism: Mechanism, selects: bool) -> str:
-    """Returns what a verdict calls the error that it compares with the sampling spread."""
+    """Returns words for the error that a verdict compares with the sampling spread."""
     if selects:
         return "the score that noise costs"
     clamps = mechanism.sensitivity.bounds is not None

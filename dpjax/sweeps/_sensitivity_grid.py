@@ -99,7 +99,8 @@ def sensitivity_grid(
     if choices > 1 and ("dkw" in methods or None in confidences):
         raise ValueError(
             f"choices must be 1 for marginal statements, got {choices}. Marginal statements do not "
-            'hold simultaneously: give confidences in (0, 1), with method "exact"'
+            "hold simultaneously. For statements that do, give confidences in (0, 1), and method "
+            '"exact"'
         )
     taken = [
         c if c is None else confidence_of_each(_checks.fraction("confidences", c), choices)

@@ -20,11 +20,11 @@ _OF_A_PART = ("function", "traced", "chunk size")
 class Store:
     """The chunks of one sweep, in a folder that several processes may share.
 
-    A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
-    ask for stay in the folder. While a process computes a chunk, it has a lock on the chunk. If the
-    process ends early, the operating system releases the lock, and another process computes the
-    chunk. Results do not depend on locks: any two processes compute the same bits, and a file is
-    always replaced as a whole.
+    A part of the sweep is one choice of its static parameters. If a call needs only some of the
+    parts, the chunks of the other parts are kept. While a process computes a chunk, it has a lock
+    on the chunk. If the process ends early, the operating system releases the lock, and another
+    process computes the chunk. Results do not depend on locks: any two processes compute the same
+    bits, and a file is always replaced as a whole.
 
     Attributes:
         path: the path of the folder.

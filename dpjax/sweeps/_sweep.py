@@ -37,8 +37,8 @@ def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping
     own = {name for output in outputs for name in output.dimensions}
     if both := sorted(own & (coordinates | named)):
         raise ValueError(
-            f"parameters and outputs must not have the names of outputs' dimensions:"
-            f" {', '.join(both)}"
+            "parameters and outputs must not have names of the outputs' axes, got"
+            f" {', '.join(both)}: rename the parameter or the output"
         )
     if unknown := sorted(set(units) - coordinates - named):
         raise ValueError(
@@ -59,8 +59,9 @@ def _dataset(
 ) -> "Dataset":
     """Makes the dataset from the values of all cells. The cells are in the order of the axes.
 
-    `relations` contains the dimensions of a coordinate, and its values. A value is the neighboring
-    relation of the guarantees that the function returns, or None.
+    `relations` describes one coordinate of the dataset: the names of its dimensions, and its
+    values. Each value is the neighboring relation of the guarantees that the function returns, or
+    None.
     """
     xarray = _checks.extra("xarray", "sweep")
     dimensions = (*(axis.name for axis in axes), REPEAT)
@@ -111,8 +112,8 @@ def sweep(
     function is traced and compiled once for each choice of the static parameters.
 
     Args:
-        key: a typed key: of `dpjax.random.seeded_key` if the function makes releases, or
-            threefry2x32.
+        key: a typed key. If the function makes releases, the key must come from
+            `dpjax.random.seeded_key`. Otherwise it may also be a threefry2x32 key.
         function: `function(key, **parameters)`, in JAX, returns a tree of arrays.
         traced: maps parameter names to values that the function gets as arrays: a list of numbers,
             or a tree of arrays with a leading axis, such as databases, or a batch of sensitivities

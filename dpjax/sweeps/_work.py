@@ -104,10 +104,11 @@ class Work:
                     self._gather(self._store)
 
     def _compute(self, i: int, chunks: list[np.ndarray]) -> None:
-        """Computes the chunks of a part that this process can claim, one on each device at a time.
+        """Computes those chunks of part i that no other process has claimed.
 
-        A chunk is padded to full size with copies of its own cells. So all chunks run the same
-        program, and the bits of a chunk do not depend on other chunks.
+        Each device computes one chunk at a time. A chunk is padded to full size with copies of its
+        own cells. So all chunks run the same program, and the bits of a chunk do not depend on
+        other chunks.
         """
         part, size, store = self._parts[i], self._sizes[i], self._store
         layout = Layout(self._devices, len(chunks) * size, size)

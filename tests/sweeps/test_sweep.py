@@ -278,7 +278,7 @@ REFUSED = {
         ValueError,
         "x must have distinct values, got 0 and 2",
     ),
-    "rounded": ({"traced": {"x": [0.1, 0.1 + 1e-12]}}, ValueError, "which are the same value"),
+    "rounded": ({"traced": {"x": [0.1, 0.1 + 1e-12]}}, ValueError, "treats them as the same value"),
     "one name": (
         {"traced": {"x": {"a_b": np.ones(2), "a": {"b": np.arange(2)}}}},
         ValueError,
@@ -287,9 +287,9 @@ REFUSED = {
     "a dimension": (
         {"traced": {"value_dim_0": [1]}, "function": lambda key, **_: jnp.ones(3)},
         ValueError,
-        "names of outputs' dimensions: value_dim_0",
+        "names of the outputs' axes, got value_dim_0",
     ),
-    "zeros": ({"traced": {"x": [0.0, -0.0]}}, ValueError, "which are the same value"),
+    "zeros": ({"traced": {"x": [0.0, -0.0]}}, ValueError, "treats them as the same value"),
     "NaN": ({"traced": {"x": [np.nan]}}, ValueError, "x must not contain NaN"),
     "keys": ({"traced": {"x": jax.random.key(0)[None]}}, TypeError, "x must be numbers, got keys"),
     "a large one": ({"traced": {"x": [2**40]}}, ValueError, "x must fit int32"),
@@ -297,7 +297,7 @@ REFUSED = {
     "one string": ({"static": {"x": "abc"}}, TypeError, "x must be a list of values"),
     "no label": ({"static": {"x": [np.ones(2)]}}, TypeError, "give a dict from names to values"),
     "lambda": ({"static": {"x": [lambda: 0]}}, TypeError, "give a dict from names to values"),
-    "one label": ({"static": {"x": [1, "1"]}}, ValueError, "which are the same value"),
+    "one label": ({"static": {"x": [1, "1"]}}, ValueError, "treats them as the same value"),
     "repeats": ({"repeats": 0}, ValueError, "repeats must be"),
     "chunk size": ({"chunk_size": 0}, ValueError, "chunk_size must be"),
     "units": (
