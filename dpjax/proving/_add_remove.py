@@ -87,7 +87,11 @@ class PaddedWalk(Walk):
     def sharpened(
         self, scope: Any, equation: Any, operands: Any, outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """Returns `outputs` unchanged, because cells and lemmas say nothing about the slots."""
+        """Returns `outputs` unchanged.
+
+        Cells and lemmas tighten the results of other walks here. They do not say how a result
+        depends on the slots.
+        """
         return outputs
 
     def outputs(

@@ -37,8 +37,8 @@ _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
 _MANY_NUMBERS, _TOO_MANY_NUMBERS = 2**24, 2**27
 # The largest number of coordinates that `farthest_apart` moves to the ends of their ranges.
 _MOST_MOVED = 16
-# Let d be the distance of the rows of the farthest pair of sampled records. The search drops boxes
-# with bounds of at most CLOSE * d, and stops when all bounds are at most ENOUGH * d.
+# Let d be the largest distance of the rows of two sampled records. The search drops a box if
+# its bound is at most CLOSE * d, and stops when all bounds are at most ENOUGH * d.
 CLOSE, ENOUGH = 1.001, 1.01
 
 
@@ -209,7 +209,9 @@ def norms(moves: Array, norm: str) -> Array:
 
 
 def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = None) -> Diameter:
-    """Bounds the distance of the rows g(x) of any two records, or of any such row and `fixed`.
+    """Bounds the distance of the rows g(x) and g(y) of any two records x and y.
+
+    If `fixed` is given, y is an empty slot, and its row g(y) is `fixed`.
 
     The search halves the boxes with the largest bounds, until the bound is close to the distance of
     two known records, or until `time.monotonic()` reaches `end`.
@@ -387,7 +389,7 @@ class Split(NamedTuple):
     Attributes:
         part: the array.
         diameter: bounds on the distance of any two rows.
-        tighter: for the proof of the whole program, bounds that are tighter than those of a walk.
+        tighter: bounds for the proof of the whole program. They are tighter than those of a walk.
     """
 
     part: Part
@@ -474,7 +476,6 @@ def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array
 
 
 def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
-    """Returns the bounds that the search over boxes found, in the shape of the abstract value."""
     x = part.value
     assert x.axis is not None
     shape = [size for k, size in enumerate(x.shape) if k != x.axis]

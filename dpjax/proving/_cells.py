@@ -104,9 +104,9 @@ class Cells:
             return meet(x, *ends)
         ds = base.changed, base.others
         changed, others = ((self.farthest(d.each), math.inf, math.inf) for d in ds)
-        # A compiler may use a number that the program adds later as the initial value of a sum of
-        # floats (see `counted`). Then an entry of the array may change although the same entry of
-        # the base does not change.
+        # If the program adds a number to a sum of floats later, a compiler may use the number as
+        # the initial value of the sum (see `counted`). Then an entry of the array may change
+        # although the same entry of the base does not change.
         exact = x.shape == base.shape and (base.whole or not base.pending.starts)
         counts = [d.count if exact else math.inf for d in ds]
         return meet(x, *ends, changed, others, counts=counts)
@@ -197,9 +197,9 @@ def _by_cell(
         for k in range(3)
     )
     for k in range(1, len(operands) if chooses else 0):
-        # The array `left` says in which cells case k is certainly not chosen, and its interval is
-        # unknown. This interval does not matter, so it becomes [0, 0]. A known interval stays as it
-        # is, because the same array may also be another operand.
+        # `left` marks the cells in which the interval of case k is unknown, but case k is certainly
+        # not chosen. There, the interval does not matter, so it becomes [0, 0]. A known interval
+        # stays as it is, because the same array may also be another operand.
         left = goods[0] & ~goods[k] & ((lows[0] > k - 1) | (highs[0] < k - 1))
         goods[k] |= left
         lows[k][left] = highs[k][left] = 0.0
@@ -257,8 +257,9 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     An entry of the result may change wherever an entry of an operand changes.
     """
     xs = aligned(*operands)
-    # `held` has intervals for the cells of one or several base arrays. If all intervals of a base
-    # are known, they contain all results. Then bases with unknown intervals are ignored.
+    # `held` has intervals for the cells of one or several base arrays. If all intervals for the
+    # cells of one base are known, they contain all results. Then the other bases are ignored if one
+    # of their intervals is unknown.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)
@@ -268,14 +269,18 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     return changing_with(xs, np.full(ones, low), np.full(ones, high), anywhere, dtype=dtype)
 
 
-# Maps an array of counts to whether a count rises whenever another one falls.
+# For each array of counts: whether every record is known to be counted in one of its entries. If
+# so, one count falls only if another one rises.
 Transfers = Mapping[Abstract, bool]
 
 
 def transfer(
     name: str, params: Mapping[str, Any], operands: Sequence[Abstract], found: Abstract
 ) -> bool | None:
-    """Whether a record that leaves one count joins another; None if `found` has no counts."""
+    """Whether each record is known to be counted in `found`; None if `found` has no counts.
+
+    If so, a record that leaves one count always joins another one.
+    """
     if not found.whole or found.axis is not None or found.apart:
         return None
     if name == "reduce_sum":
@@ -300,7 +305,10 @@ def transfer(
 
 
 def sum_of_counts(x: Abstract, found: Abstract, held: Held, transfers: Transfers) -> Abstract:
-    """Returns the value of a sum of a function of counts, tightened by the lemma of this file."""
+    """Tightens `found`, the value of the sum of x, where x is a function of counts.
+
+    The lemma at the top of this file bounds how much the sum changes.
+    """
     if found.shape or found.axis is not None or found.off is None:
         return found
     relative, absolute = found.off

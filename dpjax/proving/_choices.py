@@ -114,8 +114,8 @@ def one_true(a: Abstract, b: Abstract) -> int:
     other array does not vary along it. Then at most one entry along this axis is true.
     """
     for x, levels in ((a, b), (b, a)):
-        # If x is `coarse`, a compiler may round one number differently for each comparison, so that
-        # it equals two of the constants.
+        # If x is `coarse`, a compiler may round the same entry of x differently in each comparison.
+        # Then this entry may equal two of the constants in `levels`.
         if x.pending.coarse or not levels.is_known or not np.isfinite(levels.low).all():
             continue
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]

@@ -386,7 +386,10 @@ def steps(
     function: Callable[..., Array], x: Abstract, *, dtype: np.dtype | None = None,
     rounding_method: Any = lax.RoundingMethod.TO_NEAREST_EVEN, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Returns the value of floor, ceil, round, trunc or sign: increasing, with integer results."""
+    """Returns the value of floor, ceil, round, trunc or sign.
+
+    These functions are nondecreasing, and their results are integers.
+    """
     # The interval below is computed by np.round, which rounds halves to even. With another method,
     # results might be outside of this interval.
     if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:

@@ -39,10 +39,10 @@ _KINDS = ExactSum, ExactCumulative, ExactWindows, ExactVariance, ExactScatter
 
 @dataclasses.dataclass(frozen=True)
 class VarianceOf:
-    """How a program computes an exact variance of a variable, and where the variable is.
+    """An exact variance in a program, and the place of the variable whose variance it is.
 
     Attributes:
-        kind: the exact variance.
+        kind: how the exact variance is computed.
         source: the index of the operation that computes the variable; -k if the variable is the
             k-th input from the end.
         output: the index of the variable among the results of this operation.
@@ -203,7 +203,8 @@ class ExactBounds(RecordBounds):
     """Bounds on records, and a list of the sums that a release computes exactly.
 
     Attributes:
-        sums: the path of each exact sum in the target, with the exact sum.
+        sums: pairs (path, exact sum). The path locates a sum in the target, and the exact sum
+            replaces this sum.
     """
 
     sums: tuple[tuple[Path, Planned], ...] = ()

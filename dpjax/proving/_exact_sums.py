@@ -45,10 +45,12 @@ _MOST_BITS = 52
 _PARTS = 32
 # An exact matrix product stores its terms in memory: at most this many for each record.
 _MOST_PRODUCTS = 2**10
-# A sum stays a sum of floats if its rounding error is smaller than this fraction of a term.
+# An exact sum does not replace a sum of floats whose rounding error is below this fraction of the
+# largest term.
 _WORTH_IT = 2.0**-7
-# All columns share one grid. If a column with small numbers would have fewer bits than this on the
-# grid of a large one, for terms of so many bytes, the sum stays a sum of floats.
+# The fewest bits that the numbers of a column need on the grid, for terms of 4 or 8 bytes. All
+# columns share the grid, so a column of small numbers has fewer bits than a column of large ones.
+# If it has fewer bits than this, the sum stays a sum of floats.
 _LEAST_BITS = {4: 26, 8: 38}
 # The relative error of a few operations in float64. It is tiny compared with the rounding of
 # float32.
@@ -138,11 +140,12 @@ class ExactSum(ExactSums):
 def sums_over(arrays: Sequence[jax.Array], axes: Sequence[int]) -> list[jax.Array]:
     """Returns the sums of several arrays of integers over axes, in one vectorized loop.
 
-    XLA:CPU computes a reduction of one array in several passes over memory, but reductions of
-    several arrays in one loop. So one loop sums both halves of an array. An array of odd length
-    cannot be halved, so the loop sums it twice, and one of the two equal sums is dropped. XLA:CPU
-    divides the entries of a result among threads. So the result has several parts, which are added
-    at the end.
+    XLA:CPU sums a single array in several passes over memory, but several arrays in one loop. So
+    each array is split into two halves, and one loop sums both halves. An array of odd length
+    cannot be halved, so the loop sums it twice, and one of the two equal sums is dropped.
+
+    XLA:CPU divides the entries of a result among threads. So the sum of each half is computed in up
+    to `_PARTS` / 2 parts, and the sums of these parts are added at the end.
     """
     axis = min(axes)
     parts = math.gcd(arrays[0].shape[axis], _PARTS)
@@ -169,7 +172,10 @@ def step_of(exponent: int, count: int) -> float:
 
 
 def steps_of(terms: jax.Array, exponent: int, count: int) -> jax.Array:
-    """Rounds terms to the grid; returns them as integer numbers of steps, whose sums fit."""
+    """Rounds terms to the grid, and returns them as integer multiples of the step.
+
+    The sum of up to `count` of these integers does not overflow.
+    """
     inverse = 1 / step_of(exponent, count)
     return nearest_integers(lax.convert_element_type(terms, _FLOAT64) * inverse)
 
@@ -264,7 +270,7 @@ def is_over_records(x: Abstract, axes: Sequence[int]) -> bool:
 
 
 def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | None:
-    """Returns e, for a sum of terms in [-2^e, 2^e]; None if a float sum is accurate enough.
+    """Returns e such that a sum has terms in [-2^e, 2^e]; None if floats are accurate enough.
 
     Raises:
         RefusalError: if integers cannot represent the terms.

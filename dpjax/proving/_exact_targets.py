@@ -31,8 +31,8 @@ def exact_bounds(target: Target, specs: Database, public: RecordBounds) -> Recor
     visit(again, traced(target, specs, exact), specs, exact)
     for reason in (*first.inexact.values(), *again.inexact.values()):
         raise ValueError(
-            "target must have public bounds on the terms of each sum over the records, but it has "
-            f"none for {reason}"
+            "target must have public bounds on the terms of each sum over the records, but there "
+            f"are none for {reason}"
         )
     if again.sums:
         raise ValueError(f"these sums over the records of target cannot be exact: {again.sums}")
@@ -40,7 +40,10 @@ def exact_bounds(target: Target, specs: Database, public: RecordBounds) -> Recor
 
 
 class _Visit(Walk):
-    """A walk that also visits functions with a lemma, because their sums may be exact, too."""
+    """A walk that also enters functions whose value is bounded by a lemma.
+
+    The sums inside of such a function may be exact, too.
+    """
 
     def outputs(self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Any]) -> list[Any]:
         found, last = super().outputs(jaxpr, equation, operands), self.steps[-1:]

@@ -299,8 +299,9 @@ RSQRT = _monotone(
 def arctangent(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     """Returns the value of atan2(y, x) for x > 0, which is atan(y / x).
 
-    Its derivatives are x / (x^2 + y^2) <= 1 / x and -y / (x^2 + y^2), whose magnitude is at most 1
-    / (2 x) and |y| / x^2. It is monotone in each operand if the sign of the other one is fixed.
+    The derivative in y is x / (x^2 + y^2), which is at most 1 / x. The derivative in x is -y / (x^2
+    + y^2). Its magnitude is at most 1 / (2 x), and also at most |y| / x^2. The function is monotone
+    in each operand if the sign of the other one is fixed.
     """
     y, x = aligned(first, second)
     _check(x, None)

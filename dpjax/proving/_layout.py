@@ -32,7 +32,7 @@ def check_places(places: Abstract, size: int) -> None:
     small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
     if small or max(size, places.high.max()) >= 2.0**31:
         raise RefusalError(
-            "proofs support only integer indices of at least 32 bits and below 2^31, got "
+            "proofs support only indices below 2^31, as integers of at least 32 bits, got "
             f"{places.dtype}. Use int32 instead"
         )
 
@@ -40,7 +40,8 @@ def check_places(places: Abstract, size: int) -> None:
 def check_inside(first: float, last: float, size: int) -> None:
     """Refuses indices that may be out of bounds.
 
-    XLA merges nested slices, and may then read other entries than the separate slices.
+    XLA may merge nested slices into one slice, whose index is the sum of theirs. If an index is out
+    of bounds, the merged slice may read other entries than the separate slices.
     """
     if not 0 <= first <= last < size:
         raise RefusalError("an index may be out of bounds. Clip it first")
@@ -233,8 +234,9 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
-        # The result has one row of bounds for all records in two cases: `arrays` are bounds on the
-        # change of one row, whichever it is (`record`), or each array has only one row of bounds.
+        # The result has one row of bounds for all records in two cases. In the first case, `record`
+        # is true: `arrays` bound the change of any one row. In the second case, each array has only
+        # one row of bounds.
         rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:
@@ -264,7 +266,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
 def _may_be_one(parts: Sequence[Abstract]) -> bool:
     """Whether a compiler may notice that all entries of these arrays are equal.
 
-    Then it may use padding instead of these arrays.
+    A compiler may replace such arrays by padding.
     """
     if not parts or not all(x.is_public or x.pending.hidden for x in parts):
         return False
@@ -283,7 +285,7 @@ def stack(*xs: Abstract, axis: int, **_: Any) -> Abstract:
 
 
 def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
-    """Returns the value of copies of an array along its axes."""
+    """Returns the value of x, repeated `reps[k]` times along each axis k."""
     if len(reps) != len(x.shape) or not 1 <= math.prod(reps) <= _MOST_COPIES:
         raise RefusalError(
             f"proofs support at most {_MOST_COPIES} copies of an array in one jnp.tile"
@@ -367,7 +369,7 @@ def platform_index(platforms: Sequence[object], **_: Any) -> Abstract:
 
 
 def iota(shape: Sequence[int], dimension: int, dtype: np.dtype, **_: Any) -> Abstract:
-    """Returns the value of 0, 1, 2, ... along an axis."""
+    """Returns the value of an array with the entries 0, 1, 2, ... along `dimension`."""
     dtype, size = np.dtype(dtype), shape[dimension]
     # Integers wrap around: in uint8, 255 is followed by 0.
     largest = np.iinfo(dtype).max if dtype.kind in "iu" else rounding.exact_integers(dtype)

@@ -108,7 +108,8 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
     error = (error + x.apart * (sides[:, None] + sides)) * (n / divisor)
     error = rounding.up(error + tiny * (1 + sides[:, None] + sides))
     products = rounding.up(width[:, None] * width)
-    # A record and its replacement differ by at most the widths, and by at most 2 R in the l2 norm.
+    # If R bounds the l2 norm of a record, a replaced record changes by at most 2 R in this norm. In
+    # each coordinate, it changes by at most `width`.
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
     # If two coordinates are the same on both databases, so is their covariance.
     still = np.broadcast_to(x.changed.each[0], width.shape) == 0
@@ -125,8 +126,8 @@ def _centered(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Returns the widths of ranges, bounds on the errors of means, and a relative error.
 
-    The relative error is that of a sum of squares around the mean. It is infinite if it is too
-    large for the lemmas.
+    The relative error is that of a sum of squares around the mean. It is infinite if the relative
+    error of a mean exceeds `_OF_MEANS`, because then the lemmas do not apply.
     """
     gamma = rounding.sum_units(x.n, x.dtype)
     off = _mean_error(x, np.maximum(np.abs(low), np.abs(high)))
@@ -203,13 +204,13 @@ def pooled(s: Abstract, x: Abstract) -> Abstract | None:
 def median(x: Abstract) -> Abstract:
     """Returns the value of a median.
 
-    For an even number of records, it changes by at most half as much as one record.
+    For an even number n of records, the median changes by at most half as much as one record. It is
+    the mean of two adjacent order statistics. Sorting does not increase the l1 distance of two
+    arrays. So the changes of both order statistics add up to at most the change of the record.
 
-    The median is the mean of two adjacent order statistics. Sorting does not increase the l1
-    distance of two arrays. So both order statistics together change by at most as much as the
-    record. JAX computes their indices in floats. If n exceeds the integers that these floats
-    represent exactly, JAX may use the same order statistic twice. In this case, and for odd n, the
-    bound has no factor 1/2.
+    JAX computes the indices of the order statistics in floats. If n is too large for floats to
+    represent these indices exactly, JAX may use the same order statistic twice. In this case, and
+    for odd n, the bound has no factor 1/2.
     """
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     sizes = np.maximum(np.abs(low), np.abs(high))
@@ -220,10 +221,10 @@ def median(x: Abstract) -> Abstract:
 
 
 def as_records(x: Abstract) -> Abstract:
-    """Turns a sorted vector into an array of records, if at most one of its numbers is replaced.
+    """Returns a sorted vector as an array of records, if at most one of its numbers is replaced.
 
-    Other arrays are returned unchanged. Only functions that ignore the order of records may use the
-    result.
+    A number is replaced if it is in the vector of only one of two neighbors. Other arrays are
+    returned unchanged. Only functions that ignore the order of records may use the result.
     """
     if x.axis is not None or len(x.shape) != 1 or x.replaced > 1:
         return x
@@ -289,8 +290,8 @@ def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstra
     """
     sizes = np.abs(np.concatenate([places, heights, [x.low.min(), x.high.max()]]))
     widths, rises = np.diff(places), np.diff(heights)
-    # The lemma is not valid if x has pending operations. A compiler may round these differently for
-    # each use of x, or merge them with the difference x - p.
+    # The lemma is not valid if x has pending operations. A compiler may round these operations
+    # differently for each use of x, or merge them with the subtraction of a point from x.
     if x.pending != Pending() or x.apart or not sizes.max() <= 2.0**20:
         return None
     if not widths.min(initial=math.inf) >= 2.0**-20 or not widths.size:
@@ -328,8 +329,8 @@ def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.
         return 2 * each, 2 * each
     ordered = np.sort(each, axis)
     first, second = (np.take(ordered, [k], axis) for k in (-1, -2))
-    # For each entry, `other` is the largest change of any other entry: the second largest change
-    # for the entry that alone changes the most, and the largest change for all others.
+    # For each entry, `other` is the largest change of any other entry. If only one entry has the
+    # largest change, `other` is the second largest change for this entry.
     other = np.where((each == first) & (first != second), second, first)
     return each + other, first + second
 
@@ -453,10 +454,10 @@ def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
 
 
 def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
-    """Returns the bound log(1 + (A - a) / (n a)) of `logsumexp`, for a sum over the records.
+    """Bounds the change of a `logsumexp` over the records, if one record is replaced.
 
-    A and a are the largest and smallest sums of exp(x) for one record. The bound is computed as
-    log1p(expm1(log A - log a) / n).
+    The bound is log(1 + (A - a) / (n a)), where A and a are the largest and smallest sums of exp(x)
+    for one record. It is computed as log1p(expm1(log A - log a) / n).
     """
     assert x.axis is not None
     short = tuple(1 if k == x.axis else s for k, s in enumerate(x.shape))

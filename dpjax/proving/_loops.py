@@ -45,7 +45,8 @@ from dpjax.proving._value import (
 # The largest number of operations in an unrolled loop, which limits the time of the walk.
 _MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-_TRIED = 2  # After the step of this index, `_unrolled` may test the last step ahead of the others.
+# After the step with this index, `_unrolled` may test the last step before those in between.
+_TRIED = 2
 _MOST_SUMS = 2**22  # The largest number of partial sums, which limits the time of the walk.
 # The number of rounds of the search for an invariant, and then for a smaller one.
 _ROUNDS, _NARROWED = 40, 4
@@ -122,9 +123,9 @@ def _unrolled(
 ) -> list[Abstract]:
     """Returns the results of a loop, by a walk of its body for each step.
 
-    In many loops, each step multiplies by public factors, until the walk refuses the product of
-    all factors. To refuse such a loop early, the walk tests the last step ahead of the others. It
-    does so if the product grows by the same factor in two steps, and no step depends on its index.
+    In many loops, each step multiplies by public factors. Their product grows until the walk
+    refuses it. To refuse such a loop early, the walk tests the last step after a few steps. It does
+    so if the product grows by the same factor in two steps, and no step depends on its index.
     """
     body, consts = parts(parameters["jaxpr"])
     length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
@@ -420,7 +421,7 @@ class _Roots:
         self.used = Counter(x for x in map(self.of, uses) if isinstance(x, jex.Var))
 
     def of(self, atom: Atom) -> Atom:
-        """Follows casts that do nothing back to the variable that is cast."""
+        """Goes back from `atom` through casts that change nothing. Returns the variable before."""
         return self.root.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def same(self, j: int, k: int) -> bool:
@@ -446,7 +447,10 @@ class _Roots:
         return int(term.val) if whole and not aval(term).shape else None  # type: ignore[union-attr]
 
     def adds(self, k: int) -> Atom | None:
-        """Returns the term that each step adds to carry k; None if steps also use k otherwise."""
+        """Returns the term that each step adds to the k-th carry.
+
+        The result is None if a step uses this carry in any other way.
+        """
         term = self._added(k)
         carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
         if term is None or not isinstance(made, jex.Var):
@@ -529,14 +533,14 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
 
 
 def _plain(x: Abstract) -> Abstract:
-    """Returns the value with its bounds alone, because a step may not preserve its other facts."""
+    """Returns the value with only its bounds, because its other facts may be false after a step."""
     return _made(x, _numbers(x))
 
 
 def _met(x: Abstract, y: Abstract) -> _Met:
-    """Returns both values with the same axis of records, or both without one.
+    """Returns x and y with the same axis of records, or both without one.
 
-    If the second value may contain other numbers than integers, so may the first result.
+    If y may contain numbers that are not integers, the returned x may also contain such numbers.
     """
     axis = y.axis if x.is_public else x.axis
     axis = axis if y.is_public or axis == y.axis else None
@@ -549,8 +553,9 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
     """Whether a step maps the abstract values `taken` into themselves.
 
-    The result is False if `_met` changed one of these values. The step was walked with the value
-    before this change, so it must be walked again.
+    Each pair in `met` is such a value with its value after the step, both as changed by `_met`. If
+    `_met` changed a value in `taken`, the result is False. Then the step must be walked again,
+    because it was walked with the unchanged value.
     """
     if any(x is not before for x, (before, _) in zip(taken, met, strict=True)):
         return False
@@ -573,8 +578,8 @@ def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
 def _narrowed(step: Step, start: Sequence[Abstract], found: list[Abstract]) -> list[Abstract]:
     """Returns a smaller invariant than `found` if it finds one, and otherwise `found`.
 
-    It applies a step to `found`, and takes the hull of the result and of `start`. While this hull
-    is an invariant, it is the next `found`.
+    It applies the step to `found`, and takes the hull of the result and of `start`. If this hull is
+    an invariant, it replaces `found`. This is repeated up to `_NARROWED` times.
     """
     for _ in range(_NARROWED):
         smaller = list(map(hull, start, step(found)))

@@ -77,14 +77,14 @@ RULES: dict[str, Rule] = {
 
 
 def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
-    """Returns `found`, after a check that its entries may change where those of operands may.
+    """Returns `found`, if its bounds allow a change wherever an operand may change.
 
-    An entry of an operand may be NaN on one of two neighbors, and a number on the other. So the
-    same entry of the result may change, and the bounds of the result must allow this change.
+    An entry of an operand may be NaN on one of two neighbors, and a number on the other. Then the
+    same entry of the result may change, too.
 
     Raises:
-        RefusalError: if the bounds do not allow the change. For example, 0 x is 0 for every number
-            x, but NaN if x is NaN.
+        RefusalError: if the bounds of an entry do not allow a change. For example, 0 x is 0 for
+            every number x, but NaN if x is NaN.
     """
     *xs, result = aligned(*operands, found)
     for d, *ds in ((x.changed for x in (result, *xs)), (x.others for x in (result, *xs))):

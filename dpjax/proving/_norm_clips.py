@@ -46,7 +46,7 @@ class _Norm(NamedTuple):
     places: tuple[int | None, ...]
 
     def is_of(self, other: "_Norm") -> bool:
-        """Whether both arrays, at each index, contain a multiple of the norm of the same group."""
+        """Whether entries of both arrays at the same index are multiples of the same norm."""
         return self.summed == other.summed and self.places == other.places
 
 
@@ -83,8 +83,8 @@ class Search(Reader):
         root: the program that clips x.
         steps: how many operations the search has passed. It stops after `MOST_STEPS` of them.
         x: the array that is clipped.
-        loose: whether `above` passed a sum or a maximum. Then the variable that `above` bounds may
-            be large even if x is 0.
+        loose: whether a sum or a maximum computes the variable that `above` bounds. Then this
+            variable may be large even if x is 0.
     """
 
     x: Any = None
@@ -99,7 +99,7 @@ class Search(Reader):
         """Returns (a, axes) if a variable is `a` minus the means of `a` over `axes`; else None."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
-        # The operations that compute x do not count, because `_apart` bounds their rounding.
+        # `_apart` bounds the rounding of the operations that compute x. So they do not count here.
         self.steps = steps
         return found
 
@@ -118,10 +118,9 @@ class Search(Reader):
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
     def mean(self, at: At, whole: Atom) -> _Norm | None:
-        """Describes a variable that is a public multiple of a sum of `whole` over some axes.
+        """Returns a `_Norm` that describes a public multiple of a sum of `whole`; otherwise None.
 
-        The fields of the `_Norm` are about this sum, not about a norm. The result is None for
-        other variables.
+        The `_Norm` contains the factor and the axes of the sum, although a sum is not a norm.
         """
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
@@ -145,7 +144,7 @@ class Search(Reader):
         return first - second if node.name == "sub" else float(first > second)
 
     def is_x(self, at: At) -> bool:
-        """Whether a variable is x, or a second computation of the same centered array."""
+        """Whether a variable is x, or a second computation of x from an array minus its means."""
         found = self.node(at)
         if found.scope is self.root and found.atom is self.x:
             return True
@@ -211,7 +210,7 @@ class Search(Reader):
         return True, _Norm(1.0, tuple(range(1, len(shape))), (0,)) if whole else None
 
     def above(self, at: At) -> _Norm | None:
-        """Returns a `_Norm` with factor alpha if a variable is at least alpha ||x||; else None."""
+        """Returns a `_Norm` with factor alpha if `at` >= alpha * norm of `self.x`, else None."""
         node = self.node(at)
         if node.name == "sqrt":
             sure, norm = self.squares(node.operands[0])
@@ -225,7 +224,7 @@ class Search(Reader):
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: At) -> _Norm | None:
-        """Returns a `_Norm` with factor beta if a variable is at most beta / ||x||; else None."""
+        """Returns a `_Norm` with factor beta if `at` <= beta / norm of `self.x`, else None."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -234,8 +233,8 @@ class Search(Reader):
                 if number is not None and number > 0:
                     return self.below_reciprocal(one)
         if node.name == "select_n" and (chosen := self.when_long(node)) is not None:
-            # If the norm of x is small, it is at most `most.factor`, and x is multiplied by the
-            # constant `number`. So the norm of the product is at most `number * most.factor`.
+            # `short` is chosen only if the norm of x is at most `most.factor`. It multiplies x by
+            # the constant `number`. So the norm of the product is at most `number * most.factor`.
             most, short, long = chosen
             number, norm = self.number(short), self.below_reciprocal(long)
             if number is None or number <= 0 or norm is None or not norm.is_of(most):
@@ -252,12 +251,12 @@ class Search(Reader):
         return self.moved(node, self.below_reciprocal)
 
     def when_long(self, node: Node) -> "tuple[_Norm, At, At] | None":
-        """Analyzes a `select` that tests whether the norm of x exceeds a number, up to rounding.
+        """Analyzes a `select` that compares the norm of x with a public number, up to rounding.
 
         Returns:
-            (norm, short, long), or None for other choices. `short` is the case of a small norm of
-            x, and `long` that of a large norm. `norm.factor` is the largest norm for which `short`
-            is chosen. If `loose` is set, `long` may also be chosen for a smaller norm.
+            (norm, short, long), or None for any other `select`. `short` is the case for a small
+            norm, and `long` for a large norm. `norm.factor` is the largest norm for which `short`
+            is chosen. If this call sets `loose`, `long` may also be chosen for a smaller norm.
         """
         at, *cases = node.operands
         if len(cases) != 2:
@@ -280,7 +279,7 @@ class Search(Reader):
         return None
 
     def multiple(self, at: At) -> float | None:
-        """Returns the factor if a variable is x times a positive public number; otherwise None."""
+        """Returns c if a variable is c x for a public number c > 0; otherwise None."""
         if self.is_x(at):
             return 1.0
         node = self.node(at)
@@ -293,9 +292,9 @@ class Search(Reader):
     def shortened(self, at: At) -> "tuple[_Norm, At, float | None] | None":
         """Returns (norm, divisor, factor) if a variable is factor * x / divisor; otherwise None.
 
-        The divisor must be at least alpha ||x|| for some alpha > 0. If the variable is x times a
-        number f <= beta / ||x||, the result is (norm, f, None). The norm of the variable is at most
-        `norm.factor`: this is factor / alpha, or beta.
+        The divisor must be at least alpha ||x|| for some alpha > 0. If the variable is instead x
+        times a number f <= beta / ||x||, the result is (norm, f, None). `norm.factor` bounds the
+        norm of the variable: factor / alpha in the first case, and beta in the second.
         """
         node = self.node(at)
         if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
@@ -332,7 +331,7 @@ class Search(Reader):
 
 
 def clipped(scope: Scope, equation: Equation, _: Any) -> Abstract | None:
-    """Returns the value of a quotient or product, if it clips an operand by its norm."""
+    """Returns the value of a quotient or product that clips the norm of an operand, or None."""
     divides = equation.primitive.name == "div"
 
     def along(norm: _Norm, x: Abstract, by: Abstract) -> bool:
@@ -347,7 +346,7 @@ def clipped(scope: Scope, equation: Equation, _: Any) -> Abstract | None:
 
 
 def _joined(scope: Scope, equation: Equation, found: Abstract) -> Abstract:
-    """Sets `pending` in `found`. If the operation's own rule refused, nothing else sets it."""
+    """Returns `found` with `pending` set, because the rule that sets `pending` may have refused."""
     xs = [x for x in map(scope.value, equation.invars) if x is not None]
     name = "select_n" if called(equation) else equation.primitive.name
     pending = carried(OPERATIONS[name].merging, equation.params, xs, found)
@@ -364,7 +363,7 @@ def _clipped_by(
         scope: the program.
         first: the variable x.
         second: the variable v or f.
-        along: whether each group of entries of x is scaled by the norm of this group.
+        along: says whether each group of entries of x is scaled by the norm of the same group.
         divides: whether x is divided.
     """
     x, by = scope.value(first), scope.value(second)
@@ -372,8 +371,8 @@ def _clipped_by(
         return None
     search = Search(scope, x=first)
     norm = (search.above if divides else search.below_reciprocal)((second, scope))
-    # The search shows only v >= alpha ||x||, or f <= beta / ||x||. So v may still be 0, and f may
-    # be far below 0. Both cases are left to other rules.
+    # The search shows only that the divisor is at least alpha ||x||, or the factor at most beta /
+    # ||x||. The divisor may still be 0, and the factor may be far below 0. Other rules handle that.
     if norm is None or by.low.min() <= 0 or not along(norm, x, by):
         return None
     slack = _apart(search, x, norm)
@@ -381,7 +380,7 @@ def _clipped_by(
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
-    """Whether each slice of x along `norm.summed` is in one record, and scaled by its own norm."""
+    """Whether each slice of x along `norm.summed` is in one record, and `norm` is its own norm."""
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
@@ -392,9 +391,9 @@ def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
     """Bounds the difference of two norms: of x, and of the array y that the program squares.
 
     Both arrays are equal up to rounding. If y is x, a compiler may compute x twice, with different
-    roundings. Otherwise, x and y are both an array a minus the means of a, computed separately. Let
-    M be the largest magnitude in a, and k the number of entries in a mean. Then the error of an
-    entry of x is at most (gamma_k + 16 u) M + d, if two uses of an entry of a differ by at most d.
+    roundings. Otherwise, x and y are computed separately, each as an array a minus the means of a.
+    Let M be the largest magnitude in a, k the number of entries in a mean, and d the difference of
+    two computations of an entry of a. The error of an entry of x is at most (gamma_k + 16 u) M + d.
     """
     count = math.prod(x.shape[axis] for axis in norm.summed)
     uses = x.apart * math.sqrt(count)

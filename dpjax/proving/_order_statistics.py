@@ -43,7 +43,7 @@ class Combination:
     off: float
 
     def tightened(self, x: Abstract) -> Abstract:
-        """Returns x, the value of this array, tightened by the lemma of this file."""
+        """Tightens x, the abstract value of this array, by the lemma at the top of this file."""
         weights, d = self.weights.reshape(-1, self.weights.shape[-1]), self.of.others.l1
         slip, size, room = 2 * self.off, len(weights), 1 + 2.0**-30
         each = self.weights.max(-1) * d * room + slip
@@ -100,17 +100,21 @@ def combination(
 
 
 def is_sorted(x: Abstract) -> bool:
-    """Whether an array is a vector that is known to be sorted, because `replaced` is finite."""
+    """Whether an array is a vector that is known to be sorted.
+
+    `replaced` is finite only for such a vector.
+    """
     return math.isfinite(x.replaced) and x.axis is None and len(x.shape) == 1
 
 
 def _started(
     x: Abstract, name: str, params: Mapping[str, Any], rest: Sequence[Abstract], found: Abstract
 ) -> Combination | None:
-    """Returns a combination if an operation takes entries of a sorted vector x; otherwise None.
+    """Describes the result of an operation that takes entries of a sorted vector x.
 
-    The program may compute an index in floats, so an entry may come from one of several indices of
-    x. The bound on its coefficient is 1 at each of these indices, and 0 elsewhere.
+    Returns None for other operations. The program may compute an index in floats, so an entry may
+    come from one of several indices of x. The coefficient of x is bounded by 1 at each of these
+    indices, and by 0 at all other indices.
     """
     if math.prod(found.shape) * x.shape[0] > _MOST_WEIGHTS:
         return None

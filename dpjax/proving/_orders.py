@@ -78,7 +78,7 @@ def cumulative_extremum(
 
 
 def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
-    """Returns the value of a logical or (and) of booleans, which is their maximum (minimum)."""
+    """Returns the value of `any` or `all` of booleans: their maximum or their minimum."""
     check_booleans(x)
     return extremum_over(x, axes, largest=largest)
 
@@ -124,11 +124,12 @@ def _may_be_zero(x: Abstract) -> bool:
 
 
 def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
-    """Returns the k largest numbers, which change like sorted numbers, and their indices.
+    """Returns the k largest numbers and their indices.
 
-    If a number changes, an index may become any other index. XLA sorts in the total order, in which
-    -0 is below 0. Two zeros, such as the products 0 * x for two records x, may differ in their
-    signs. So where numbers may be 0, an index may change even if no number changes in value.
+    The numbers have the same bounds as entries of the sorted array. If a number changes, an index
+    may become any other index. XLA sorts in the total order, in which -0 is below 0. Two zeros,
+    such as the products 0 * x for two records x, may differ in their signs. So where numbers may be
+    0, an index may change even if no number changes in value.
     """
     axis = axis % len(x.shape)
     values = place(_sorted(x, axis), axis, 0, k)

@@ -44,15 +44,18 @@ from dpjax.proving._value import Abstract, Pending, meet
 
 
 class Mark(NamedTuple):
-    """Says which part of a softmax an array (the marked array) is.
+    """Says which part of a softmax of x an array is.
+
+    The array contains the exponentials exp(x - max x), or sums of them over `axis`, or quotients of
+    an array t by these sums.
 
     Attributes:
         x: the operand of the softmax.
         axis: the axis of the softmax.
-        of: the exponentials of x minus its maximum; None if the marked array is these exponentials.
-        rows: for each entry of the marked array, the flat index of a sum of exponentials. The entry
-            is this sum, or t divided by this sum. Empty for the exponentials.
-        t: the numerator, if the marked array is t over the sum; otherwise None.
+        of: the exponentials; None if the array itself contains the exponentials.
+        rows: for each entry of the array, the flat index of a sum. The entry is this sum, or t
+            divided by this sum. Empty if the array contains the exponentials.
+        t: the numerator, if the array contains quotients; otherwise None.
     """
 
     x: Abstract
@@ -157,7 +160,8 @@ class Found(NamedTuple):
         name: the name of the lemma.
         value: the abstract value of the result; None if rounding errors are too large for the
             lemma.
-        variance: if the subprogram is a variance or covariance, the exact one that may replace it.
+        variance: if the subprogram computes a variance or covariance, the exact variance that may
+            replace the subprogram.
         of: the variable whose variance is computed.
     """
 
@@ -444,8 +448,8 @@ def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
 
     Args:
         scope: the program.
-        weights: the variable of softmax(s), and its axes that the product sums over.
-        records: the variable of x, and its axes that the product sums over.
+        weights: a pair: the variable of softmax(s), and those of its axes that are summed.
+        records: a pair: the variable of x, and those of its axes that are summed.
     """
     (by, summed), (of, axes) = weights, records
     x, made, rows = scope.value(of), scope.definition(by), len(aval(by).shape)
@@ -466,9 +470,9 @@ def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
 
 
 def _is_of_pairs(scope: Scope, atom: Atom) -> bool:
-    """Whether a matrix is a b^T times known numbers, where a and b have one row for each record.
+    """Whether a matrix is A B^T times known numbers, where A and B have one row for each record.
 
-    Then entry (j, k) depends only on the records j and k.
+    Then entry (j, k) of the matrix depends only on the records j and k.
     """
     made = scope.definition(atom)
     while made is not None and made.primitive.name in ("mul", "div", "transpose"):
@@ -497,9 +501,9 @@ def _variance(
     functions: Sequence[Function], bound: Callable[[Abstract], Abstract | None], scope: Scope,
     equation: Equation, walked: Abstract | None,
 ) -> Found | None:  # fmt: skip
-    """Returns the value of a variance that is written out, instead of calling `jnp.var`.
+    """Returns the value of a variance that the program computes without a call of `jnp.var`.
 
-    `bound` computes the value by a lemma.
+    The result is None for other operations. `bound` computes the value by a lemma.
     """
     for total in () if walked is None else scope.sources(equation.outvars[0], "reduce_sum"):
         atom, squared = total.invars[0], scope.definition(total.invars[0])

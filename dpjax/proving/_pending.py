@@ -88,9 +88,9 @@ class _Power(NamedTuple):
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
     """Returns the flags of a result, which are the boolean fields of `Pending`.
 
-    A compiler keeps an operation that no other operation can undo. In the result of this operation,
-    the compiler does not see that the operands were padded or truncated, so `padded` and `cut` are
-    false. Booleans are an exception, because a compiler may remove a comparison of booleans.
+    If no other operation can cancel an operation, a compiler keeps it. Then the compiler no longer
+    sees that the operands were padded or truncated. So `padded` and `cut` of the result are false.
+    Booleans are an exception, because a compiler may remove a comparison of booleans.
 
     `hidden` is set if a compiler may know a result although its range does not show it: for
     integers, x - x is 0 and x == x is true, and a square is never below 0.
@@ -224,8 +224,8 @@ def _size(x: Abstract) -> float:
 def _largest(x: Abstract, *, inverted: bool = False) -> float:
     """Returns a bound on a public factor, or on its inverse.
 
-    The result is 1 for private arrays, because a compiler cannot cancel a product with numbers that
-    it does not know.
+    For a private array, the result is 1. A compiler does not know the numbers of such an array, so
+    it cannot cancel them in a product.
     """
     sizes = x.magnitude[x.magnitude > 0]
     if not x.is_public or not sizes.size:

@@ -38,9 +38,10 @@ def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
 def _look_up(
     table: Abstract, places: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """Returns the value of rows of a table at private indices. A row changes if its index does.
+    """Returns the value of table[places] for private indices `places`, which select rows.
 
-    If the table is private, only its range bounds how much a row changes.
+    If an index changes, the row that it selects changes. If the table is private, the change of a
+    row is bounded only by the range of the table.
     """
     batch, size = places.shape[:-1], table.shape[1:]
     rows = range(len(batch), len(batch) + len(size))
@@ -161,8 +162,8 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
     check_places(index, max(x.shape))
     if not index.is_known or len(index.shape) != 2:
         raise RefusalError(
-            "proofs support a gather with several indices per entry only if the indices are "
-            "constants in a single list. Compute them with NumPy"
+            "proofs support a gather that indexes several axes only if its indices are a single "
+            "list of constants. Compute them with NumPy"
         )
     places = np.broadcast_to(index.low, index.shape).astype(int).T
     for indices, size in zip(places, x.shape, strict=True):
@@ -301,8 +302,8 @@ def scatter_set(
         )
     number = float(updates.low.flat[0])
     ends = np.minimum(start.low, number), np.maximum(start.high, number)
-    # A row either keeps its start value or becomes the public number. So it is within `ends`, as in
-    # a scatter of extrema.
+    # A row either keeps its start value or becomes the public number. So it is within `ends`. A
+    # scatter that takes a maximum has the same property, so its rule applies here.
     reach = dataclasses.replace(start, low=ends[0], high=ends[1])
     return scatter_extremum(reach, places, updates, largest=True, **parameters)
 
@@ -326,9 +327,9 @@ def scatter_add(
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
-    # `one` bounds the rounding error of each entry, and `all_` bounds the sum of these errors over
-    # all entries. In the second sum, each of the n rows and each entry of `start` counts once,
-    # because each is added at one index only.
+    # `one` bounds the rounding error of each entry, and `all_` bounds the sum of these errors. Each
+    # of the n rows is added at one index only. So in the sum of the errors, each of the n rows and
+    # each entry of `start` counts once.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)

@@ -193,9 +193,10 @@ class _Proved(NamedTuple):
 def _smallest(
     target: Target, program: Program, specs: Database, public: RecordBounds, norm: ProvedNorm
 ) -> _Proved:
-    """Returns the smaller of two bounds: for the target, and for the target with exact sums.
+    """Returns the smaller of two bounds, with its proof.
 
-    The target with exact sums is another program, which is traced and walked separately.
+    One bound is for the target as it is. The other one is for a target whose sums are computed
+    exactly. This is another program, which is traced and walked separately.
     """
     sums: Sums = {}
     found, refusal = None, None
@@ -383,7 +384,7 @@ def _padded_walk(
     sums: Sums,
     tighter: Mapping[tuple[int, ...], Tighter],
 ) -> tuple[float, tuple[str, ...]]:
-    """Returns a bound under add-or-remove-one, and its steps."""
+    """Returns a bound on the sensitivity under add-or-remove-one, and the steps of its proof."""
     walk = PaddedWalk(sums=sums, tighter=tighter)
     inputs = inputs_of(_inputs(program, public), public)
     outputs = walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, inputs))

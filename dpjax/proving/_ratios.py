@@ -208,8 +208,8 @@ class _Ratios(Reader):
     def factor(self, a: tuple[At, ...], b: At) -> _Interval | None:
         """Returns an interval that contains m_i for all i, if a_i = m_i b_i; None if unknown.
 
-        `a` is one array, or two arrays whose product is meant. If b has one number for each record,
-        a may have several entries for each record.
+        `a` has one or two arrays. If it has two arrays, a_i is the product of their entries. If b
+        has one number for each record, a may have several entries for each record.
         """
         if len(a) == 2:
             for one, other in (a, a[::-1]):
@@ -226,7 +226,7 @@ class _Ratios(Reader):
         if node.name == "mul":
             return self.factor(tuple(node.operands), b)
         if node.name == "select_n" and self.number(node.operands[1]) == 0:
-            # where(chosen, x, 0) is the product of `chosen`, which is 0 or 1, and x.
+            # where(chosen, x, 0) equals chosen * x, because `chosen` is 0 or 1.
             chosen, *_, x = node.operands
             return self.factor((chosen, x), b) if len(node.operands) == 3 else None
         if node.name == "and":
@@ -238,8 +238,9 @@ class _Ratios(Reader):
     def factor_of_sum(self, a: tuple[At, ...], bs: Sequence[At]) -> _Interval | None:
         """Returns an interval of numbers m with a = m (b_1 + b_2 + ...), for b_k >= 0.
 
-        Let 0 <= a <= h_k b_k for all k in a set K. Adding up a / h_k <= b_k over K shows that a
-        times the sum of 1 / h_k over K is at most b_1 + b_2 + ...
+        Let 0 <= a <= h_k b_k with known numbers h_k > 0, for all k in a set K. Then a / h_k <= b_k.
+        The sum of these inequalities over K shows that a times the sum of 1 / h_k over K is at most
+        b_1 + b_2 + ...
         """
         found = [self.factor(a, b) for b in bs]
         known = [x for x in found if x is not None]
@@ -253,7 +254,7 @@ class _Ratios(Reader):
     def divisor(self, at: At) -> _Divisor:
         """Finds the sum B in a divisor of the form B, max(B, c), or where(B > 0, B, 1).
 
-        The last form is supported if B are counts.
+        The last form is supported only if the entries of B are counts.
         """
         at = self.plain(at)
         raised, places = False, tuple(range(len(aval(at[0]).shape)))
@@ -437,7 +438,7 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     size = float(max(high.max(), -low.min()))
     error = rounding.of_quotient(gamma, dtype) * size
     error += 64 * rounding.tiny(dtype) * (n + 1) * (1 + size) / least
-    # The sums A and B both use b_i, and a compiler may round b_i differently for each use.
+    # Both sums use the same weights b_i. A compiler may round a weight differently for each sum.
     error += size * n * sum(x.apart for x in weights) / least
     error = float(rounding.up(error))
     if not math.isfinite(error):

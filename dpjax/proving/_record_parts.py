@@ -126,7 +126,7 @@ class RecordWalk(PaddedWalk):
         if not plain and not alone:
             self.combined.update(dict.fromkeys(id(x) for x in operands if _is_part(x)))
         if not outputs:
-            raise RefusalError("the result of this operation is not computed for each record alone")
+            raise RefusalError("this operation does not compute its result from one record alone")
         for k, output in enumerate(outputs):
             self.made.setdefault(id(output), (output, set()))[1].add((*path, k))
         if not inner:
@@ -172,7 +172,7 @@ class RecordWalk(PaddedWalk):
             self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis, of_nan)
 
     def parts(self) -> list[Part]:
-        """Returns the arrays computed for each record alone that are then combined over records."""
+        """Returns the arrays that are computed for each record alone and then combined."""
         found = (self.made[k] for k in self.combined if k in self.made)
         return [Part(frozenset(keys), x.value, x.empty) for x, keys in found]
 
@@ -186,7 +186,10 @@ class _UnknownError(Exception):
 
 
 def slopes_of(jaxpr: jex.Jaxpr) -> int:
-    """Returns how many slopes each number has: one for each coordinate of a record, or 0."""
+    """Returns how many slopes (derivatives) are computed for each number.
+
+    There is one slope for each coordinate of a record. The result is 0 if these are too many.
+    """
     coordinates = sum(math.prod(aval(x).shape[1:]) for x in jaxpr.invars[len(jaxpr.invars) // 2 :])
     return coordinates if coordinates <= _MOST_SLOPES else 0
 

@@ -36,13 +36,13 @@ HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
 def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
-    """Refuses sums and extrema over one entry with equal padding on both sides.
+    """Refuses sums and extrema of an array that may be one entry with equal padding on both sides.
 
-    XLA miscompiles them. It folds padding into the window of a sum. If the padding is equal on both
-    sides of a single entry, XLA replaces every result by this entry, even if the window of the
-    result does not contain the entry. So compiled code computes [x, x, x] for `cumsum([0, x, 0])`.
-    The zeros may come from padding or from any other operation, such as a scatter of one number to
-    an index that XLA knows.
+    XLA miscompiles them. It folds padding into the window of a sum. If a single entry has equal
+    padding on both sides, XLA replaces every result by this entry. It does so even for a result
+    whose window does not contain the entry. So compiled code computes [x, x, x] for
+    `cumsum([0, x, 0])`. The zeros may come from padding or from any other operation, such as a
+    scatter of one number to an index that XLA knows.
 
     Args:
         x: the operand.
@@ -57,8 +57,8 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
-        # A public number that equals `start` may have a slightly wider range. Rules widen ranges by
-        # rounding errors, even for operations that XLA simplifies away.
+        # The proof may know a public number that equals `start` only up to a small interval. Rules
+        # widen ranges by rounding errors, even for operations that XLA simplifies away.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
@@ -117,7 +117,10 @@ class Sums(NamedTuple):
 
     @staticmethod
     def of(x: Abstract, count: int, sizes: np.ndarray) -> "Sums":
-        """Returns the rounding of sums of `count` entries; `sizes` are sums of magnitudes."""
+        """Returns bounds on the rounding errors of sums of `count` entries of x.
+
+        `sizes` are the sums of the magnitudes of these entries.
+        """
         terms, weight = flattened(x)
         host = (count + 100) * 2.0**-52
         sizes = np.maximum(sizes, count * weight) * (1 + host)
@@ -130,11 +133,12 @@ class Sums(NamedTuple):
 
     @property
     def error(self) -> np.ndarray:
-        """A bound on the error of a sum, including the error of the host."""
+        """A bound on the error of a sum. It covers the rounding of the bounds on the host."""
         return rounding.up((self.gamma + self.host) * self.sizes + self.flush)
 
 
-# The rounding of sums, given the terms, their number in a sum, and the sums of their magnitudes.
+# A function that bounds the rounding errors of sums. Its arguments are the terms, the number of
+# terms in a sum, and the sums of the magnitudes of the terms.
 SumsOf = Callable[[Abstract, int, np.ndarray], Sums]
 
 
@@ -263,8 +267,8 @@ def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstr
     """
     if x.axis == axis or x.dtype.kind != "f":
         raise RefusalError(
-            "proofs do not support products over records or of integers. Sum their logarithms "
-            "instead"
+            "proofs support neither products over records nor products of integers. Sum the "
+            "logarithms of the factors instead"
         )
     check_surrounded(x, [axis], 1.0)
     check_cut(x)
@@ -302,11 +306,12 @@ def contract(
 ) -> Abstract:  # fmt: skip
     """Returns the value of a `dot_general`: products of all pairs of entries, then their sum.
 
-    In three cases, there is a tighter bound on the l2 norm:
+    In three cases, there is a tighter bound on the l2 norm of the change of the result:
 
     - If B is public, ||X B - Y B||_F <= ||B||_2 ||X - Y||_F.
-    - If the sum is over the records alone, it adds outer products a b^T of rows. One record changes
-      such a product by at most |a| |b - b'| + |b'| |a - a'|.
+    - If the sum is over the records alone, the result is a sum of outer products a b^T. Here a and
+      b are the rows of a record in the two operands. If they change to a' and b', the product
+      changes by at most |a| |b - b'| + |b'| |a - a'|.
     - If a and b are the same row r, let s be the row that replaces it, and R a bound on the norm of
       a row. Then ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4.
     """
@@ -357,7 +362,8 @@ def contract(
     pending = carried(PRODUCT, {}, (x, y), products)
     if narrow:
         # Tensor cores align all terms with the largest term, so each term may have an error of up
-        # to 2 u times the largest term. This error is bounded like that of a sum of four terms.
+        # to 2 u times the largest term. So each term is treated like a sum of four terms whose
+        # magnitudes add up to the largest term.
         top = float(products.magnitude.max())
         terms, weight = max(4, pending.terms), max(top, pending.weight)
         pending = pending.having(terms=terms, weight=weight, factor=1.0)

@@ -22,8 +22,8 @@ from dpjax._core._record_bounds import LARGEST
 # roots. A device that follows IEEE 754 is within one u. XLA documents no bound, so these numbers
 # include a margin.
 ARITHMETIC, DIVISION = 2, 8
-# Below this magnitude of a denominator, XLA might rewrite a program such that it overflows although
-# the original does not.
+# If a denominator has a smaller magnitude than this, XLA might rewrite the program. The new program
+# might overflow although the original does not.
 SMALLEST_DENOMINATOR = 1 / LARGEST
 _INFLATION = 1 + 2.0**-44
 _FLOOR = 2.0**-900
@@ -87,8 +87,8 @@ def of_quotient(error: float, dtype: np.dtype) -> float:
     """Returns the relative error of a quotient of two numbers with relative error e <= 1/3.
 
     Before it is rounded, the quotient has a relative error of at most 2 e / (1 - e) <= 1. So it is
-    at most 2 times the true quotient. Rounding it adds at most twice the relative error of a
-    division.
+    at most twice the true quotient. Rounding changes it by at most `DIVISION` * u times itself, so
+    by at most 2 `DIVISION` * u times the true quotient.
     """
     return 2 * error / (1 - error) + 2 * DIVISION * unit(dtype)
 
@@ -119,9 +119,10 @@ def largest(dtype: np.dtype) -> float:
 
 
 def most_bits(dtype: np.dtype) -> float:
-    """Returns a number B for products of factors f.
+    """Returns a bound that keeps the product of some factors f from overflow and underflow.
 
-    If the sum of |log2 f| over the factors is at most B, no product of them over- or underflows.
+    If the sum of |log2 f| over all factors is at most this bound, no product of some of the factors
+    overflows or underflows.
     """
     return float(min(jnp.finfo(dtype).maxexp, -jnp.finfo(dtype).minexp)) - 2
 

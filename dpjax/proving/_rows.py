@@ -40,11 +40,11 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # `check_surrounded` must refuse sums of this array. Bounds on rows do not say that only the
-        # middle entry can change, so `check_surrounded` would accept the sums.
+        # Only the middle entry of this array can change, so `check_surrounded` must refuse sums of
+        # it. Bounds on rows do not contain this fact, so the array is refused here.
         raise RefusalError(
-            f"proofs do not support combining two arrays if one has records along axis {axis}, and "
-            "only one entry along this axis can change in the other"
+            f"proofs do not support combining an array with records along axis {axis} and an array "
+            "in which only one entry along this axis can change"
         )
     each = over(each, axis)
     d = x.others
@@ -103,9 +103,9 @@ def aligned(*values: Abstract) -> list[Abstract]:
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
-    # An array that gets an axis of records gets bounds that allow every row to change. For an array
-    # in which fewer entries than `shape[axis]` change, these bounds would be much larger. So if
-    # there is such an array, no array gets this axis.
+    # If an array gets an axis of records, its bounds must allow every row to change. Such bounds
+    # are much larger for an array in which fewer entries than `shape[axis]` change. So if there is
+    # such an array, no array gets this axis.
     if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
         return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]

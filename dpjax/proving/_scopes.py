@@ -43,7 +43,10 @@ class Scope:
         return self.values.get(atom) if isinstance(atom, jex.Var) else None
 
     def sources(self, atom: Atom, name: str) -> Iterator[Equation]:
-        """Yields the operations of this name that a variable depends on, a few operations back."""
+        """Yields the operations of this name that a variable depends on.
+
+        The search goes back at most `_DEPTH` operations.
+        """
         seen, front = set[int](), [atom]
         for _ in range(_DEPTH):
             made = [e for e in map(self.definition, front) if e is not None and id(e) not in seen]
@@ -127,7 +130,7 @@ class Reader:
             atom = inner.outvars[equation.outvars.index(atom)]
 
     def number(self, at: At) -> float | None:
-        """Returns the public number in all entries of an array; None for other arrays."""
+        """Returns the public number that all entries of an array are equal to; otherwise None."""
         node = self.node(at)
         if isinstance(node.atom, jex.Literal):
             literal = np.asarray(node.atom.val, aval(node.atom).dtype)

@@ -57,7 +57,7 @@ class Form(NamedTuple):
         return largest(self.ends)
 
     def ranked(self, rank: int) -> "Form":
-        """Returns a scalar form as one with `rank` axes of length 1; other forms unchanged."""
+        """Returns a scalar form reshaped to `rank` axes of length 1. Other forms are unchanged."""
         if np.ndim(self.ends[0]) == rank or self.slopes is None:
             return self
         more = (1,) * rank
@@ -103,9 +103,9 @@ def sloped(
 
 
 def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> Ends:
-    """Returns the endpoints, tightened by those that follow from the slopes.
+    """Returns the endpoints, intersected with the endpoints that follow from the slopes.
 
-    `radii` broadcasts against the slopes: half the width of the box, for each coordinate.
+    `radii` is half the width of the box in each coordinate. It broadcasts against the slopes.
     """
     down, up = slopes
     reach = (jnp.maximum(abs(down), abs(up)) * radii).sum(0) * (1 + _SLACK) + off * (1 + _SLACK)
@@ -258,7 +258,11 @@ def _by(factor: Ends, form: Form) -> Sloped:
 
 
 def _wave(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
-    """Returns the slopes of a sine or cosine, by |f'(x) - f'(middle)| <= radius of the box."""
+    """Returns the slopes of a sine or cosine f.
+
+    Because |f''| <= 1, f' differs from its value in the middle of an interval by at most the radius
+    of the interval.
+    """
     (form,) = forms
     low, high = form.ends
     middle = (low + high) / 2

@@ -70,7 +70,7 @@ class Tracked:
     def is_alike(self, axis: int) -> bool:
         """Whether the array is constant along an axis.
 
-        The array must stay the same if records are permuted.
+        The result is valid only for an array that stays the same if records are permuted.
         """
         x = self.value
         if not x.shape or axis in self.slots.alike or x.shape[axis] == 1:
@@ -78,7 +78,10 @@ class Tracked:
         return x.is_known and bool((x.low == x.low.take([0], axis)).all())
 
     def is_along(self, axis: int) -> bool:
-        """Whether `axis` is the axis of records, or if there is none, an axis of equal entries."""
+        """Whether `axis` is the axis of records, or the array is constant along `axis`.
+
+        The second test applies only to an array without an axis of records.
+        """
         return self.slots.axis == axis if self.slots.axis is not None else self.is_alike(axis)
 
     def is_by_record(self) -> bool:
@@ -121,7 +124,7 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
 
 
 def at_one_place(op: Applied) -> Slots:
-    """The slot rule of elementwise operations, which combine entries at the same index."""
+    """Returns the slots of an elementwise operation, which combines entries at the same index."""
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
         raise RefusalError(f"this operation combines pairs of different records. {_REMEDY}")
@@ -134,7 +137,8 @@ def at_one_place(op: Applied) -> Slots:
     # its numbers depend on the slot.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(
-            f"this operation combines records with numbers that depend on the slot. {_REMEDY}"
+            "this operation combines each record with a number that depends on the position (slot) "
+            f"of the record. {_REMEDY}"
         )
     sizes = [x.value.shape[axis] for x in op.operands if x.slots.axis == axis]
     if any(size != op.found.shape[axis] for size in sizes):
@@ -165,13 +169,13 @@ def squeezed(op: Applied) -> Slots:
 
 
 def reduced(op: Applied) -> Slots:
-    """The slot rule of reductions: sums and extrema over records do not depend on their order."""
+    """Returns the slots of a reduction. Sums and extrema ignore the order of records."""
     axes = [k % len(op.shape) for k in op.parameters["axes"]]
     return Slots() if op.first.slots.axis in axes else chosen(op)
 
 
 def chosen(op: Applied) -> Slots:
-    """The slot rule of the index of an extremum.
+    """Returns the slots of the index of an extremum.
 
     An extremum over the records is refused, because the index would say which slot a record is in.
     """
@@ -179,7 +183,7 @@ def chosen(op: Applied) -> Slots:
 
 
 def ordered(op: Applied) -> Slots:
-    """The slot rule of `sort`: sorted records do not depend on their order before the sort.
+    """Returns the slots of a `sort`. Sorted records do not depend on their order before the sort.
 
     If other numbers are sorted by the records, the numbers of equal records stay in the order of
     their slots. So the result depends on slots.
@@ -198,7 +202,7 @@ def transposed(op: Applied) -> Slots:
 
 
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
-    """The slot rule of operations that mix entries along `axes`, but must not mix records.
+    """Returns the slots of an operation that mixes entries along `axes`, but must not mix records.
 
     If the axis of records is one of `axes`, the operation is refused.
     """
@@ -240,7 +244,7 @@ def stacked(op: Applied) -> Slots:
 
 
 def multiplied(op: Applied) -> Slots:
-    """The slot rule of matrix products.
+    """Returns the slots of a matrix product.
 
     The axis of records may be summed (contracted), may be a batch axis, or may be free. If it is
     free, the other operand must not have an axis of records.
@@ -254,8 +258,8 @@ def multiplied(op: Applied) -> Slots:
             if any(a == k for a, k in zip(axes, places, strict=True)):
                 if not all(x.is_along(k) for x, k in zip(op.operands, places, strict=True)):
                     raise RefusalError(
-                        "this operation multiplies records by numbers that depend on the slot. "
-                        f"{_REMEDY}"
+                        "this operation multiplies each record by a number that depends on the "
+                        f"position (slot) of the record. {_REMEDY}"
                     )
                 return Slots() if kind is contracted else Slots(number)
     if None not in axes:
@@ -271,7 +275,7 @@ def multiplied(op: Applied) -> Slots:
 
 
 def gathered(op: Applied) -> Slots:
-    """The slot rule of `gather`.
+    """Returns the slots of a `gather`.
 
     A gather may look up one row of a table for each record, or take the entry at one fixed index
     from the row of each record.
@@ -293,7 +297,7 @@ def gathered(op: Applied) -> Slots:
 
 
 def scattered(op: Applied) -> Slots:
-    """The slot rule of scatters. The result at an index does not depend on the order of records."""
+    """Returns the slots of a scatter. Its result does not depend on the order of records."""
     start, *added = op.operands
     if start.slots.axis is not None:
         raise RefusalError(f"this operation adds to an array with one number per slot. {_REMEDY}")
@@ -345,9 +349,9 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
 def tight_lookup(op: Applied) -> Abstract:
     """Returns the value of a gather from a public table, with a tighter bound `apart`.
 
-    `apart` bounds the difference of two computations of the gather, by a compiler or with permuted
-    records. Equal indices give equal rows. So both results differ only where tiny numbers are
-    flushed to 0.
+    `apart` bounds the difference of two results of the gather. The second result may be compiled
+    differently, or its records may be permuted. Equal indices give equal rows. So both results
+    differ only where tiny numbers are flushed to 0.
     """
     table, places = (x.value for x in op.operands)
     if not table.is_known or places.apart:
@@ -359,8 +363,8 @@ def tight_lookup(op: Applied) -> Abstract:
 def tight_sums(op: Applied) -> Abstract:
     """Returns the value of a scatter-add, with tighter bounds on its change.
 
-    If a slot is emptied, the row u of its record is subtracted at one index, and the row of an
-    empty slot is added at the same or another index.
+    If a slot is emptied, the row of its record is subtracted at one index. The row of an empty slot
+    is added at the same or another index.
     """
     start, places, added = op.operands
     found, u = op.found, added.value
@@ -376,15 +380,18 @@ def tight_sums(op: Applied) -> Abstract:
 
 
 def tight_exact_sums(op: Applied) -> Abstract:
-    """Returns the value of an exact scatter, with tighter bounds, like `tight_sums`.
+    """Returns the value of an exact scatter, with the same tighter bounds as `tight_sums`.
 
-    `apart` of the scatter covers two rounding errors: of terms to the grid, and of sums to floats.
+    `op.found.apart` bounds both rounding errors: of terms to the grid, and of sums to floats.
     """
     return _tight_rows(op, op.found, op.found.apart)
 
 
 def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
-    """Returns the bound for a row that is subtracted and a row that is added, plus rounding."""
+    """Returns `found`, with bounds for a row that is subtracted and a row that is added.
+
+    `slip` bounds the rounding error of a change.
+    """
     _, places, added = op.operands
     u, empty = added.value, added.empty
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero

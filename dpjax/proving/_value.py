@@ -59,7 +59,10 @@ Moves = tuple[np.ndarray, float, float]
 
 
 class RefusalError(Exception):
-    """Raised by a rule that cannot bound its operation; the walk adds the source line."""
+    """Raised by a rule that cannot bound its operation.
+
+    The walk over the program adds the source line to the message.
+    """
 
 
 class RangeRefusalError(RefusalError):
@@ -113,7 +116,8 @@ class Pending:
     def of_sum(count: int, load: float) -> "Pending":
         """Returns the pending operations of a new sum.
 
-        A compiler may use a number that the program adds later as the initial value of this sum.
+        If the program adds a number to this sum later, a compiler may use the number as the initial
+        value of the sum.
         """
         return Pending(starts=frozenset([(object(), count)]), load=load)
 
@@ -137,7 +141,7 @@ class Pending:
 
     @staticmethod
     def flags(all_: "Iterable[Pending]") -> dict[str, bool]:
-        """Returns the flags of an array computed from others: those that any of them has."""
+        """Returns the flags of an array computed from others: each flag that one of these has."""
         found = list(all_)
         names = ("coarse", "single", "padded", "hidden", "cut")
         return {name: any(getattr(p, name) for p in found) for name in names}
@@ -206,7 +210,7 @@ def difference(
     count: float = math.inf,
     whole: bool = False,
 ) -> Difference:
-    """Returns the tightest bounds that follow from the given ones and from each other.
+    """Returns the given bounds on a change, each tightened by what the others imply.
 
     If `axis` is given, it is the axis of records, and the bounds are on the change of one row.
     """
@@ -338,9 +342,9 @@ def check_dtype(dtype: Any) -> None:
 
 
 def constant(value: object) -> Abstract:
-    """Returns the abstract value of a constant. It may contain NaN and infinities.
+    """Returns the abstract value of a constant.
 
-    Few rules accept them.
+    The constant may contain NaN and infinities, although few rules accept such numbers.
     """
     check_dtype(getattr(value, "dtype", np.dtype(float)))
     array = np.asarray(value)
@@ -418,8 +422,9 @@ def make(
     apart: float = math.inf,
     counts: Sequence[float] = (math.inf, math.inf),
 ) -> Abstract:
-    """Makes an abstract value. Differences and `apart` are at most the width of the range.
+    """Makes an abstract value.
 
+    Bounds on changes, and `apart`, are reduced to the width of the range if they exceed it.
     `counts` are bounds on how many entries differ in the changed row, and in any other row.
 
     Raises:

@@ -113,11 +113,11 @@ class Walk:
     sums: Sums = dataclasses.field(default_factory=dict)
     # For each float sum over records that a release cannot compute exactly: the reason.
     inexact: dict[Path, str] = dataclasses.field(default_factory=dict)
-    # Tighter bounds on arrays that are computed for each record alone, found by splitting the box
-    # of a record.
+    # Tighter bounds on arrays whose rows each depend on one record. They were found by splitting
+    # the box of all records.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
-    # For each array: its intervals on cells, which are small parts of the range of an array that it
-    # was computed from (`_cells.py`).
+    # For each array: bounds on the array in each cell (`_cells.py`). A cell is a small part of the
+    # range of an earlier array, from which this array is computed.
     held: dict[Abstract, cells.Held] = dataclasses.field(default_factory=dict)
     # The arrays that are combinations of order statistics.
     mixtures: dict[Abstract, Combination] = dataclasses.field(default_factory=dict)
@@ -247,7 +247,8 @@ class Walk:
     def shown(self, value: Any) -> Abstract:
         """Returns the abstract value of `value`.
 
-        In this class, both are the same. Subclasses compute with other values, such as `Tracked`.
+        In this class, `value` is already an abstract value. Subclasses compute with other objects
+        that contain an abstract value, such as `Tracked`.
         """
         return value
 
@@ -271,8 +272,9 @@ class Walk:
     ) -> list[Any] | None:
         """Returns the result of an elementwise operation, tightened by bounds on small cells.
 
-        A cell is a small part of the range of an array (`_cells.py`). If the rule of the operation
-        refuses, but there are bounds in some cells, the refusal is stored in the result.
+        A cell is a small part of the range of an array (`_cells.py`). The rule of the operation may
+        refuse the whole range but accept some cells. Then the result keeps the bounds in these
+        cells, and the refusal.
         """
         operation = operation_of(equation.primitive.name)
         elementwise = operation.rule is not None and operation.slots is at_one_place
@@ -295,8 +297,8 @@ class Walk:
         try:
             if made is None:
                 dtypes = {dtype, *(x.dtype for x in operands)}
-                # If a rule refused the range of an operand, it may accept some cells, because they
-                # are small parts of this range. Other refusals would be the same in all cells.
+                # A rule that refused the range of an operand may accept some cells, because a cell
+                # is a smaller range. Other refusals would be the same in all cells.
                 usual = isinstance(refusal, RangeRefusalError) and dtypes <= rounding.USUAL
                 if merging.kind == "sum" or not usual:
                     return None
@@ -488,7 +490,10 @@ def _runs(platforms: Sequence[str]) -> bool:
 
 
 def located(refusal: RefusalError, equation: Equation, line: str) -> RefusalError:
-    """Returns the refusal with its operation, source line and remedy added, if it has none yet."""
+    """Returns the refusal with its operation, source line and remedy.
+
+    A refusal that already has them is returned unchanged.
+    """
     if refusal.args[1:]:
         return refusal
     name, reason = equation.primitive.name, str(refusal)

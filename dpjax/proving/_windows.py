@@ -99,9 +99,9 @@ class Windows:
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         """Yields, for each tap (position in a window), the numbers that all windows read there.
 
-        `array` may have length 1 along an axis, if one bound is valid for all entries. If each
-        result reads only the entry at its own index along this axis, the yielded arrays also have
-        length 1.
+        `array` may have length 1 along an axis, if one bound is valid for all entries. The yielded
+        arrays also have length 1 along this axis, if each result reads only the entry at its own
+        index.
 
         Args:
             array: bounds on the entries of an array.
@@ -143,9 +143,9 @@ class Windows:
         """Groups the taps t (positions in a window) by t * dilation modulo the step.
 
         Result o reads the padded array at o * stride + t * dilation. If `steps` are the strides,
-        all taps that read the same entry are in one group. If `steps` are the gaps, all taps at
-        which one result reads entries are in one group. At all other taps, the result reads only
-        the numbers between entries.
+        all taps that read the same entry are in one group. If `steps` are the gaps, one group
+        contains all taps at which a given result reads entries. At the taps of the other groups,
+        this result reads only the numbers between entries.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
