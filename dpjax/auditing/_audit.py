@@ -162,9 +162,10 @@ def audit(
     bound refutes a claim. `check_conformance` checks a factory of mechanisms, and everything that
     the mechanisms claim about themselves.
 
-    Half of the samples choose up to three events, from a common event to a rare but revealing one.
-    The other half bounds their probabilities under the two values, by Clopper-Pearson limits that
-    together fail with probability at most 1 - confidence. The candidates are:
+    Half of the samples are used to choose up to three events, from a common event to a rare but
+    revealing one. The other half is used to bound the probabilities of these events under the two
+    values. The bounds are Clopper-Pearson limits that together fail with probability at most 1 -
+    confidence. The events are chosen from:
 
     - high likelihood ratios, if the mechanism has a `log_prob`;
     - thresholds, and coarse and fine intervals, of single numbers and of projections;
@@ -347,7 +348,7 @@ def _checked_pair(pair: Pair) -> Pair:
 def _worst(
     key: Key, sampler: Sampler, candidates: list[Pair], question: Question, error: float
 ) -> Pair:
-    """Returns the pair for which a small audit expects the largest bound."""
+    """Returns the pair with the largest expected bound, judged by a small audit of each pair."""
     if len(candidates) == 1:
         return candidates[0]
     promises: list[tuple[float, float]] = []
@@ -355,9 +356,8 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # Tuples are compared by their first entry first. So the pair whose event was chosen with
-        # the largest caution wins, because that event is most reliable. If cautions are equal, the
-        # larger expected bound wins.
+        # `max` compares the cautions first. The pair with the largest caution wins, because its
+        # event is most reliable. If cautions are equal, the larger expected bound wins.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 

@@ -49,7 +49,7 @@ class Calibration:
 
     @property
     def p_value(self) -> float:
-        """The chi-square p-value for uniform ranks, with Bonferroni's correction."""
+        """The p-value of a chi-square test that ranks are uniform, with Bonferroni's correction."""
         counts = self.counts
         expected = len(self.ranks) / counts.shape[1]
         statistics = ((counts - expected) ** 2 / expected).sum(axis=1)
@@ -64,8 +64,8 @@ class Calibration:
 
         Returns:
             Shape (numbers,), fractions of the trials. The interval leaves out the same number of
-            ranks at both ends. This number may not be an integer. Then a trial whose rank is at the
-            boundary counts as a fraction.
+            ranks at both ends. If this number is not an integer, the interval contains only a part
+            of the rank at each boundary. A trial with such a rank counts as this part.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -74,7 +74,8 @@ class Calibration:
         confidence = _checks.fraction("confidence", confidence)
         left = (1 - confidence) / 2 * (self.draws + 1)
         # `left` is the number of ranks below the interval. If it is not an integer, the interval
-        # begins inside of a rank. Then a trial with this rank counts as a fraction.
+        # contains only a part of the rank at its boundary. A trial with this rank counts as this
+        # part.
         whole, part = int(left), left - int(left)
         folded = np.minimum(self.ranks, self.draws - self.ranks)
         inside = np.where(folded > whole, 1.0, np.where(folded == whole, 1 - part, 0.0))
@@ -108,8 +109,9 @@ def calibration(
         posterior: `posterior(key, released, draws)` returns draws of theta with a leading axis, as
             `SimulationBank.sample` does; JAX code.
         prior: `prior(key)` draws theta, a pytree of real arrays.
-        release: `release(key, theta)` draws the value of a release about a database of a population
-            with these parameters, as `SimulationBank.draw_release` does; JAX code.
+        release: `release(key, theta)` simulates a release, as `SimulationBank.draw_release` does.
+            It draws a database from a population with parameters theta, and returns the value
+            released about this database; JAX code.
         repeats: number of trials, at least 100.
         draws: the number of draws from each posterior. The draws + 1 possible ranks are grouped
             into at most 20 equal bins, so 99 is better than 100.

@@ -36,8 +36,8 @@ _LARGEST_LOG_RATIO = 6.0
 # Limits for fitting a density: the largest number of integer outcomes, the least number of draws of
 # an outcome, and the largest number of float coordinates.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The standard deviation of the fitted density is this fraction of that of the noise. The fitted
-# density is truncated at these quantiles.
+# The fitted density has `_NARROWER` times the standard deviation of the draws. It is truncated at
+# the quantiles `_ENDS` of the draws.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 
@@ -50,11 +50,12 @@ class ConformanceReport:
         guarantee: the guarantee of the tested mechanism.
         draws: the number of releases that were tested against `log_prob`.
         moves: the number of other values that the value was compared with.
-        ratio_error: for each of these values, the mean likelihood ratio of the draws should be 1.
-            This is the largest difference from 1.
+        ratio_error: the largest difference between 1 and the mean of p(Y | other value) / p(Y |
+            value) over the draws Y.
         largest_loss: the largest privacy loss of a draw: log p(Y | value) - log p(Y | other value),
             for other values within the sensitivity.
-        delta: the largest delta, at the guarantee's epsilon, for which the draws give evidence.
+        delta: the delta at the guarantee's epsilon, estimated from the draws; the largest for any
+            other value.
         checks: maps the name of each check to a sentence about its result.
 
     Formal guarantees:
@@ -353,9 +354,9 @@ def _sanitizes(case: _Case) -> str:
     return f"released like their replacements: {', '.join(found)}"
 
 
-# Draws have the density p for one value, and the density p' for another. The three numbers are the
-# distance of the mean of p' / p from 1, the largest log(p / p'), and the delta at the claimed
-# epsilon.
+# Let p be the density of the outputs for one value, and p' their density for another value. Outputs
+# are drawn from p. The three numbers are the distance of the mean of p' / p from 1, the largest
+# log(p / p'), and an estimate of the delta at the claimed epsilon.
 _Fit = tuple[float, float, float]
 
 
@@ -509,16 +510,18 @@ def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     """Describes how the integral of a stated density differs from 1.
 
     Let p be the stated density. Another density, q, is fitted to half of the draws. Over the other
-    half, q / p must average 1. q is a mixture: for each of the most frequent outcomes of the
-    integers, it has a normal density of the floats.
+    half, q / p must average 1. An output contains integers and floats. q is a mixture with one
+    component for each of the most frequent values of the integers. In a component, the floats have
+    a truncated normal density.
 
     Args:
         outputs: the outputs of the mechanism, a batch.
         log_probs: log p of each.
 
     Returns:
-        A description, or None if the total is 1 up to chance. Also None if no q is close to p:
-        no integers are drawn often, or the floats are too many or linearly dependent.
+        A description, or None if the total is 1 up to chance. Also None if no suitable q is found.
+        Then no values of the integers are frequent, or there are too many floats, or the floats are
+        linearly dependent.
     """
     integers, floats, precision = _columns(outputs)
     half = len(log_probs) // 2

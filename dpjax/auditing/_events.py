@@ -37,14 +37,14 @@ class Question:
             return lower - np.exp(self.at) * upper
 
 
-# The numbers of thresholds for each score: evenly spaced over the sample, and geometrically spaced
-# toward both ends.
+# For each score, `_EVEN` thresholds have evenly spaced ranks in the sample. Toward each end, the
+# ranks of `_TAIL` more thresholds are geometrically spaced.
 _EVEN, _TAIL = 256, 48
-# While an event is being chosen, the error probability is divided by a caution, one of these
-# numbers. This widens the limits, so that no event is chosen only because of a chance fluctuation
-# of the sample. The first caution widens the limits by three standard errors of the sample. It
-# would reject every event if events are rare, epsilon is small or samples are few. The smaller
-# cautions are for these cases.
+# While an event is being chosen, the error probability is divided by one of these numbers, the
+# caution. A larger caution widens the limits, so that no event is chosen only because of a chance
+# fluctuation of the sample. The first caution widens the limits by three standard errors of the
+# sample. It would reject every event if events are rare, epsilon is small or samples are few. The
+# smaller cautions are for these cases.
 _CAUTIONS = (1e5, 30.0, 1.0)
 # A later score is preferred to an earlier score only if it improves the bound by this fraction,
 # because earlier scores have events that are simpler to describe.
@@ -110,10 +110,10 @@ class Experiment:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns a bound on epsilon or delta from the counts of an event, and two limits.
 
-        `likelier` and `other` count the outputs in the event under two values. The limits are a
-        lower limit of the event's probability under the likelier value, and an upper limit under
-        the other value. Each limit is wrong with at most its share of the error probability. So the
-        probability that one of them is wrong is at most the error probability.
+        `likelier` and `other` are the numbers of outputs in the event for two values of the input.
+        The limits are a lower limit of the event's probability for the first value, and an upper
+        limit for the second value. Each limit is wrong with at most its share of the error
+        probability. So the probability that one of them is wrong is at most the error probability.
         """
         lower = clopper_pearson_lower(likelier, self.trials, share * self.error / caution)
         upper = clopper_pearson_upper(other, self.trials, (1 - share) * self.error / caution)
@@ -125,10 +125,10 @@ def choose(
 ) -> list[ChosenEvent]:
     """Returns the events with the largest expected bounds.
 
-    An event is the set of outputs whose score is at least, or at most, a threshold. Events are
-    chosen at a smaller error probability: it is divided by a number, the caution. At most one event
-    is returned for each caution in `_CAUTIONS`, the largest caution first. A smaller caution admits
-    rarer events. Scores must be in order of preference.
+    An event is the set of outputs whose score is at least, or at most, a threshold. To choose an
+    event, bounds are computed at a smaller error probability: the error probability divided by a
+    number, the caution. At most one event is returned for each caution in `_CAUTIONS`, the largest
+    caution first. A smaller caution admits rarer events. Scores must be in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]
@@ -141,7 +141,11 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """Two counts of outputs per threshold: the score is at least, or at most, the threshold."""
+    """Two counts for each threshold.
+
+    One is the number of outputs whose score is at least the threshold. The other is the number of
+    outputs whose score is at most the threshold.
+    """
 
     score: Score
     thresholds: np.ndarray

@@ -129,9 +129,9 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:
     """Returns the least possible p_0 + ... + p_r under mu-GDP, given p_v + ... + p_r = p.
 
-    Here p_j is the probability of j right guesses. A least sum above 1 means that p is impossible
-    under mu-GDP. Then the computation ends early, and the result may be smaller than the least sum.
-    The result decreases in mu.
+    Here p_j is the probability of j right guesses. If the least sum is above 1, p is impossible
+    under mu-GDP. Then the computation stops at the first partial sum above 1, and returns this
+    partial sum. The result decreases in mu.
     """
     mass, right, wrong = p, p * v / m, p * (r - v) / m
     for i in range(v - 1, -1, -1):

@@ -69,7 +69,7 @@ def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.n
 
 
 def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
-    """Returns the number of trailing zero bits of integers; any number for 0."""
+    """Returns the number of trailing zero bits of each integer; a meaningless number for 0."""
     words = numbers.view(np.uint64)
     # This isolates the lowest set bit, which is a power of two, so a float represents it exactly.
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
@@ -155,9 +155,9 @@ def whole_output(here: Value, there: Value) -> Code:
 def _seen(
     encode: Callable[[Value], np.ndarray], show: Callable[[Value, int], str], *batches: Value
 ) -> dict[int, str]:
-    """Returns a printed output for each code that occurs in the batches.
+    """Returns a dict from each code in the batches to the text of one output with this code.
 
-    Batches with too many codes are not used.
+    A batch with too many codes is left out.
     """
     seen: dict[int, str] = {}
     for outputs in batches:

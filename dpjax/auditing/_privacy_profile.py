@@ -52,8 +52,8 @@ class PrivacyProfile:
         n: the number of records of a database.
         m: the number of pairs.
         confidence: the confidence of all statements together.
-        band: the stretch of a pair is the distance of its values divided by the distance to which
-            the noise is calibrated. `band` has limits of the distribution of stretches.
+        band: limits of the distribution of the stretches of pairs. The stretch of a pair is the
+            distance of its values, divided by the distance to which the noise is calibrated.
         curve: the hockey-stick divergence of a pair, as a function of the pair's stretch.
         identity: the fingerprint of the sampling.
         notes: other facts that a reader must know.
@@ -181,10 +181,11 @@ def privacy_profile(
     """Computes the joint privacy of releases about one database, for all epsilons at once.
 
     The profile is computed from sampled pairs of databases. The guarantee of a sampled sensitivity
-    has one gamma, a bound on the fraction of pairs that the sensitivity does not cover. It says
-    nothing about these pairs. The profile also bounds their privacy loss. And the profile adds up
-    the losses of releases on each pair, while `dpjax.accounting.compose` adds up the gammas of all
-    releases as if they failed on different pairs.
+    has one gamma, a bound on the fraction of pairs that the sensitivity does not cover. This
+    guarantee says nothing about the pairs that are not covered. The profile also bounds the privacy
+    loss of these pairs. For several releases, the profile adds up their losses on each pair.
+    `dpjax.accounting.compose` adds up the gammas of the releases, as if each release failed to
+    cover other pairs.
 
     The function draws m pairs of neighboring databases. Let the values of a pair be at distance G.
     The pair has the loss a = epsilon G / Delta, where Delta is the mechanism's sensitivity. Its

@@ -76,7 +76,7 @@ class Joint:
 
     @property
     def target(self) -> Target:
-        """Returns all released arrays as one target. If all targets are sums, it is one sum."""
+        """Returns one target that contains all released arrays; a sum if all targets are sums."""
         releases = list(zip(self.targets, self.losses, strict=True))
         sums = [t for t, loss in releases if isinstance(t, Summable) and loss.arrays is None]
         if len(sums) == len(releases):
@@ -188,15 +188,16 @@ def other_pairs(key: Key) -> Key:
     return key
 
 
-# This number is folded into the key of a pair to draw the noise of its release. Other numbers are
-# used for the position and the rotation of the pair.
+# Every sampled pair of databases has a key. To draw the noise of a release about the pair, this
+# number is folded into the key. Other numbers are folded in to draw the pair's position and
+# rotation.
 _NOISE = 2
 # [0, 1] is divided into this many equal cells. Uniform numbers are the upper ends of cells, which
 # float32 represents exactly.
 _CELLS = 2**24
-# Bounds on the errors of a device's logarithm (relative and absolute), and of its inverse normal
-# distribution function.
+# Bounds on the relative and the absolute error of a device's logarithm.
 LOG_ERROR = 2.0**-16, 2.0**-18
+# A bound on the error of a device's quantile z of the normal distribution, relative to 1 + |z|.
 QUANTILE_ERROR = 2.0**-14
 # An upper bound on the finite normal quantiles at the ends of cells.
 _LARGEST_NORMAL = 6.0
@@ -388,9 +389,9 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 
 def log_of_chances(joint: Joint) -> float:
-    """Returns the sum of one bound for each selection.
+    """Bounds the rounding errors of log probabilities, summed over all selections.
 
-    The bound is on the rounding error of an option's log probability.
+    Each selection has one bound, for the log probability of any option.
     """
     # The factor 2 covers two errors: the error of a probability, and the error of the sum of all
     # probabilities.

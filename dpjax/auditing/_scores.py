@@ -30,7 +30,10 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """The outputs from which scores are learned: `here` of `value`, and `there` of `neighbor`."""
+    """The outputs from which scores are learned.
+
+    `here` contains outputs for `value`, and `there` contains outputs for `neighbor`.
+    """
 
     sampler: Sampler
     value: Value
@@ -187,7 +190,7 @@ def _projection(directions: list[np.ndarray]) -> Callable[[Value], np.ndarray]:
 
 
 def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-    """Returns the two values if their structure and shapes equal those of the outputs, or None."""
+    """Returns `value` and `neighbor`; None if outputs have another structure or other shapes."""
     value = features.value_like(evidence.here, evidence.value)
     neighbor = features.value_like(evidence.here, evidence.neighbor)
     return None if value is None or neighbor is None else (value, neighbor)

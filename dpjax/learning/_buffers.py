@@ -107,8 +107,8 @@ class BufferedStrategy(Strategy):
         end, reaches = 2**_WORD_BITS, self._reaches
         scales = np.abs(self.scales.astype(np.int64)).tolist()
         weighted = sum(scale * reach for scale, reach in zip(scales, reaches, strict=True))
-        # If the noise of updates is at most M, the integers of buffer k are at most (2^18 M + 1)
-        # reaches[k].
+        # If the noise of every update is at most M in magnitude, every integer in buffer k is at
+        # most (2^18 M + 1) * reaches[k].
         most = min(
             (end - 1) // max(reaches),
             (end - len(reaches)) * 2**FRACTION_BITS // max(1, weighted),
@@ -188,10 +188,10 @@ def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -
 def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
     """The buffered linear Toeplitz (BLT) strategy with the least mean squared error of prefix sums.
 
-    The diagonal is 1, and the other entries C[t, j] are sums of a few geometric series in t - j. So
-    columns do not end after some bands. The strategy is for batches in a fixed order, where a
-    record takes part every `groups` steps. For these batches, a banded strategy can have at most
-    `groups` bands.
+    The diagonal of the matrix C is 1. The entries C[t, j] below it are sums of a few geometric
+    series in t - j. So they do not become 0 after a fixed number of bands. The strategy is for
+    batches in a fixed order, where a record takes part every `groups` steps. For these batches, a
+    banded strategy can have at most `groups` bands.
 
     Args:
         steps: the number of steps of the training, at most 65,536.

@@ -82,7 +82,7 @@ def clipped_in_parts(
     made: tuple[object, object] = clipped, sampling
     if not isinstance(made[0], ClippedGradients) or not isinstance(made[1], BatchSampling):
         raise TypeError(
-            "clipped and sampling must be made by clipped_gradients and poisson_sampling or"
+            "clipped must be made by clipped_gradients, and sampling by poisson_sampling or"
             f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
         )
     parts = _checks.integer("parts", parts, least=1, most=sampling.capacity)
@@ -131,7 +131,10 @@ def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
 def _whole(
     digits: PyTree, like: PyTree, scale: Scalar, norm_bound: Scalar, batch: int
 ) -> tuple[PyTree, jax.Array]:
-    """Converts digits back to a sum, and returns a norm bound that covers its rounding."""
+    """Converts digits back to a sum.
+
+    Also returns the norm bound, increased to cover the rounding errors of the conversion.
+    """
 
     def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
         return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)

@@ -39,8 +39,8 @@ class ClippedSum:
 
     Until noise is added, the sum is private data, like the batch. The sum and its norm bound must
     stay together. So a `ClippedSum` refuses `jax.tree.map` and transformations of optax, and cannot
-    be returned from `jit` or `scan`. Pass it to the noise in the function that made it, or return
-    its `value`.
+    be returned from `jit` or `scan`. In the function that made a `ClippedSum`, add noise to it, or
+    return its `value`.
 
     Attributes:
         norm_bound: the largest change of the sum in l2 if a record is added or removed, rounding
@@ -155,11 +155,11 @@ class ClippedGradients:
         Args:
             *arguments: the arguments of the loss, but with many examples in place of one, and then
                 the batch. Parameters are pytrees of float arrays. Parameters and other arguments
-                are public, and inside `jax.shard_map` equal on all shards. Examples are a pytree of
-                arrays with a leading axis of slots; inside `jax.shard_map`, the slots of this
-                shard. The batch is the `Batch` that the sampling drew. Outside of `jax.shard_map`
-                you may choose the records yourself. Then the batch is a mask of the slots that
-                contain a record, or True if all slots do. No record may be in two slots.
+                are public. Inside `jax.shard_map`, they are equal on all shards. Examples are a
+                pytree of arrays with a leading axis of slots. Inside `jax.shard_map`, pass only the
+                slots of this shard. The batch is the `Batch` that the sampling drew. Outside of
+                `jax.shard_map` you may choose the records yourself. Then the batch is a mask of the
+                slots that contain a record, or True if all slots do. No record may be in two slots.
             clip_norm: replaces the clip norm of the object, for adaptive clipping. A traced clip
                 norm that is out of range gives NaN.
 
@@ -214,8 +214,8 @@ class ClippedGradients:
             *arguments: the arguments of the loss, but with many examples in place of one.
 
         Returns:
-            An array of shape (batch,), or a tree of such arrays like the clip norm. On public
-            examples, these norms help to choose a clip norm.
+            An array of shape (batch,). If the clip norm is a tree, a tree of such arrays with the
+            same structure. On public examples, these norms help to choose a clip norm.
         """
         *given, examples = arguments
         _batch_size(examples)
@@ -367,7 +367,7 @@ def _clipped(
 ) -> tuple[Sum, PyTree]:
     """Returns the clipped sum of gradients, the losses and the aux.
 
-    Losses and aux of empty slots are set to 0, because these slots repeat a record.
+    An empty slot may contain a copy of a record. So its loss and aux are set to 0.
     """
 
     def of_records(x: jax.Array) -> jax.Array:
@@ -396,8 +396,8 @@ def _checked_norms(clip_norm: PyTree) -> PyTree:
         if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
             raise ValueError(
                 f"clip_norm must be a finite number above 0, got {clip_norm}: to freeze parameters,"
-                " leave them out of argnums. Without clipping there is no guarantee. For a sum"
-                " without a guarantee, use jax.grad of the sum of the losses"
+                " leave them out of argnums instead of clipping to 0. Without clipping there is no"
+                " guarantee: if you need none, use jax.grad of the sum of the losses"
             )
         norm = _checks.positive("clip_norm", clip_norm)
         if _checks.is_traced(norm):

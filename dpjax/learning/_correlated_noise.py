@@ -258,7 +258,10 @@ def _updates(
     bound: jax.Array,
     multiplier: Scalar,
 ) -> tuple[list[jax.Array], PyTree]:
-    """Returns the update of each leaf times the batch size, and the next stored noise."""
+    """Returns the noisy update of each leaf, and the noise to store for later steps.
+
+    The updates are not yet divided by the batch size.
+    """
     leaves, structure = jax.tree.flatten(value)
     kept = structure.flatten_up_to(state._noise)
     exponent, scale = _grid(bound, state, multiplier)
@@ -299,10 +302,10 @@ def _grid(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the grid's exponent, and the noise scale in units of the grid, rounded up.
 
-    Let the grid have spacing g, and the gradient d coordinates. A record changes the gradient of a
-    step by at most the norm bound. So it changes the rounded gradient by at most bound / g +
-    sqrt(d) units. This gradient is a term of `bands` rows. Its weights there are the entries of a
-    column of C. Each row is rounded again.
+    Let g be the spacing of the grid, and d the number of coordinates of the gradient. A record
+    changes the gradient of a step by at most the norm bound. So it changes the rounded gradient by
+    at most bound / g + sqrt(d) units. The rounded gradient is added to `bands` rows. Its weights in
+    these rows are the entries of one column of C. Each row is then rounded again.
     """
     strategy, dims = state.strategy, state.noise.dims
     spread, norm = math.sqrt(dims), strategy.column_norm

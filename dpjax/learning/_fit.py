@@ -436,9 +436,9 @@ def _sampling_and_noise(
     """Returns how batches are drawn, and the noise multiplier.
 
     The noise multiplier is the given one, or else the least one for epsilon. If no sampling is
-    given, batches are drawn as `planned`, but with fewer slots: the least number at which oversized
-    batches cost hardly any delta. `given` has the arguments that all functions of `accounting`
-    need.
+    given, batches are drawn as `planned`, but with fewer slots. The number of slots is the least at
+    which oversized batches add almost nothing to delta. `given` contains the arguments that all
+    functions of `accounting` need.
     """
     multiplier = None
     if epsilon is None and noise_multiplier is not None:

@@ -44,13 +44,14 @@ class NoiseState(TrainingState):
         key: the key of the next step's noise. It does not reveal earlier keys.
         step: the number of steps so far.
         noise_multiplier: the least standard deviation of the noise of any step so far, relative to
-            the norm bound; 0 if the noise of a step was drawn in floats, which promises nothing.
-            This is only a record of past steps: changing it does not change any noise.
+            the norm bound. It is 0 if the noise of any step was drawn in floats, because such noise
+            has no guarantee. This number only records past steps: changing it does not change any
+            noise.
         drawn_by: an identifier of the sampling that drew all batches; 0 if the caller chose the
             records, and 2^32 - 1 if batches come from several samplings.
         dims: the number of coordinates that get noise in a step.
         noise: "exact" or "float".
-        bands: in how many steps a batch affects the noisy sum: 1, except for `correlated_noise`.
+        bands: the number of noisy sums that one batch affects: 1, except for `correlated_noise`.
         bins: if one key draws all batches, as in `balls_in_bins_sampling`, a number that identifies
             this key; 0 otherwise.
 
@@ -307,8 +308,9 @@ def after_a_step(
     state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Turn
 ) -> NoiseState:
     """Returns the state after a step, with the next key and the least noise multiplier so far."""
-    # Noise in floats has no guarantee, so its multiplier is recorded as 0. The 0 is in an array of
-    # the state. So it remains if a file loads these arrays into a state whose `noise` is "exact".
+    # Noise in floats has no guarantee, so its multiplier is recorded as 0. The 0 is stored in an
+    # array. So it is kept if a user saves the arrays and loads them into a state whose `noise` is
+    # "exact".
     promised = multiplier if state.noise == "exact" else 0.0
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(promised))
     drawn_by = jnp.uint32(drawn_by)
@@ -325,7 +327,7 @@ def after_a_step(
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:
-    """Converts a noise multiplier to an array, rounded down, of the same dtype in every step."""
+    """Rounds a noise multiplier down to an array of JAX's default float dtype."""
     return jnp.asarray(outward(multiplier, -math.inf)).astype(jnp.result_type(float))
 
 
@@ -438,8 +440,8 @@ def adaptive_noise(
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         bound = outward(updates.norm_bound, math.inf)
         gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
-        # Each example inside the clip norm counts as 1 and each other one as -1, so adding or
-        # removing one changes the count by 1.
+        # An example inside the clip norm counts as 1, and an example outside of it as -1. So adding
+        # or removing an example changes the count by 1.
         noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
         # If there are B examples, (B + count) / 2 of them are within the clip norm.
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)

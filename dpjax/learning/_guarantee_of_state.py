@@ -94,8 +94,8 @@ def guarantee(
             f" state of optax.chain, pass its first element), got {_checks.described(state)}"
         )
     strategy = given.strategy if isinstance(given, CorrelatedNoiseState) else None
-    # A caller may pass only the part of the state of correlated noise that counts steps, which does
-    # not contain the strategy.
+    # A caller may pass only the `NoiseState` inside of a `CorrelatedNoiseState`. A `NoiseState`
+    # does not contain the strategy.
     if strategy is None and sampling.groups < noise.bands:
         raise ValueError(
             f"sampling must have at least {noise.bands} groups, one for each band of the "
@@ -111,8 +111,8 @@ def guarantee(
     _checks.host_only("state", noise.step, "it outside")
     if strategy is not None and np.max(noise.step) > strategy.steps:
         raise ValueError(
-            f"state must have at most the {strategy.steps} steps of its strategy, got"
-            f" {noise.step}: train anew with a strategy of more steps"
+            f"state must have taken at most the {strategy.steps} steps of its strategy, got"
+            f" {noise.step} steps: train again with a strategy of more steps"
         )
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
         raise ValueError(
@@ -183,8 +183,9 @@ def _check_covered(
         strategy, fineness = state.strategy, state.fineness
     quieter = losses.noise_multiplier <= noise.noise_multiplier and losses.fineness <= fineness
     asked = {
-        # Losses may be simulated only if the batches of a record are secret, as in samplings with
-        # one key. In cyclic sampling, the index of a slot shows its group.
+        # Losses may be simulated only if nobody can tell which batches contain a record. This is
+        # true if one key draws all batches. It is not true in cyclic sampling, where the index of a
+        # slot shows the group of the slot.
         "sampling": (losses.sampling == sampling and sampling.one_key, sampling),
         "strategy": (losses.strategy == strategy, strategy),
         "dims": (losses.dims == noise.dims, noise.dims),
@@ -203,8 +204,9 @@ def _check_covered(
 def _by_simulation(simulated: SimulatedLosses, run: DpSgdRun, privacy_unit: str) -> Guarantee:
     if run.replaced:
         raise ValueError(
-            "relation must be add-or-remove-one for simulated losses, because they are losses of "
-            f"adding or removing a record, got {run.relation}: omit the argument simulated"
+            "relation must be add-or-remove-one for simulated losses, got "
+            f"{run.relation}: losses are simulated for adding or removing a record. For another "
+            "relation, do not pass simulated"
         )
     epsilon = run.charged(simulated.epsilon)
     drawn = dataclasses.replace(simulated, relation=run.relation, privacy_unit=privacy_unit)

@@ -56,7 +56,9 @@ class Layer(NamedTuple):
         why: a text that says why its norms are cheap to compute.
         takes: `takes(equation, operand)` says whether an equation of a jaxpr is such a layer, given
             which of its two operands is the parameter. The other operand is x.
-        gradients: `gradients(equation, operand, x, g)` for arrays with a leading axis of examples.
+        gradients: `gradients(equation, operand, x, g)` returns the `Gradients` of the parameter. g
+            is the gradient with respect to the layer's output. x and g have a leading axis of
+            examples.
     """
 
     name: str

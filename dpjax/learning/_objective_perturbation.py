@@ -258,7 +258,7 @@ def objective_perturbation(
 # A bound on the distance between the gradients of two records in the unit ball. The norm of each
 # gradient is below 1.
 _REACH = 2.0
-# A radius so large that it does not limit the slope of a record's loss, which is at most 1.
+# In a ball of this radius, the slope of a record's loss is bounded by 1, as without a ball.
 _ANY_BALL = 1e9
 # The fraction of delta that is reserved for the event that the norm of the noise b exceeds the
 # bound B. The proof has the same 10^-6.
@@ -266,9 +266,9 @@ _LONGER = 1e-6
 # The proof has an expectation over the ratio b'v / (sigma D). A sum over intervals of this ratio
 # bounds the expectation. These are the ends of the intervals.
 _INTERVALS = np.linspace(0.0, 14.0, 4001)
-# A bound on the difference v of two records' gradients depends on two angles. The angle of b, from
-# 0 to pi / 2, is divided into `_SECTORS` intervals. The angle a of the two records (see
-# `_both_pulls`) is divided into intervals with `_ANGLES` ends.
+# The bound on v, the difference of two records' gradients, depends on two angles. The angle of b,
+# from 0 to pi / 2, is divided into `_SECTORS` intervals. The range of the other angle, a (see
+# `_both_pulls`), is divided into `_ANGLES` - 1 intervals.
 _SECTORS, _ANGLES = 128, 1000
 # This factor covers the rounding errors of the float64 computations in this file.
 _OUTWARD = 1 + 1e-9
@@ -289,10 +289,10 @@ def perturbation_plan(
     """Returns the plan with the least noise that the proof allows.
 
     The budget mu^2 = mu_1^2 + mu_2^2 of Gaussian DP is split between two noises. The first noise is
-    in the linear term of the objective. Its effect is about that of noise on weights of sensitivity
-    2 / (n lambda). The second noise is added to the weights. It covers the error E of the solver,
-    so its sensitivity is 2 E. The variance is least if the fractions of mu^2 are proportional to
-    these two sensitivities.
+    in the linear term of the objective. It acts about like noise that is added to the weights for a
+    sensitivity of 2 / (n lambda). The second noise is added to the weights. It covers the error E
+    of the solver, so its sensitivity is 2 E. The variance is least if the fractions of mu^2 are
+    proportional to these two sensitivities.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
     left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
@@ -356,8 +356,8 @@ def calibrations(
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
     """Returns what is left of epsilon and delta after two costs.
 
-    The costs are those of the errors of the tables from which noise is drawn, and of the event that
-    the norm of the noise b exceeds the bound B.
+    One cost is for the errors of the tables from which noise is drawn. The other cost is for the
+    event that the norm of the noise b exceeds the bound B.
     """
     certificate = _LATTICE.certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
@@ -412,10 +412,11 @@ def _pull_within(radius: float) -> tuple[float, np.ndarray]:
 
     Let v be the gradient of one record's loss minus that of another. D bounds the norm of v, and Y
     bounds b'v / (sigma D). Project b / sigma to a plane that contains both records. Let R be the
-    length of the projection, and f its angle to the bisector of one record and the negative of the
-    other. Then Y = R T(f) / D. For f in [0, pi/2), T(f) is the larger of two numbers: F(f) (see
-    `_both_pulls`) and the largest slope of a loss. There T decreases, so T at the first angle of a
-    sector bounds T in the sector. For larger f, T(f) is the largest slope.
+    length of the projection. Let f be the angle between the projection and the bisector of the
+    first record and the negative of the second record. Then Y = R T(f) / D. For f in [0, pi/2),
+    T(f) is the larger of two numbers: F(f) (see `_both_pulls`) and the largest slope of a loss. For
+    larger f, T(f) is the largest slope. T decreases on [0, pi/2). So T at the smallest angle of a
+    sector bounds T in the sector.
     """
     largest = float(scipy.special.expit(radius))
     sectors = np.arange(_SECTORS) * (math.pi / 2 / _SECTORS)
@@ -426,14 +427,15 @@ def _pull_within(radius: float) -> tuple[float, np.ndarray]:
 
 
 def _both_pulls(f: float, radius: float) -> float:
-    """Returns F(f), a bound on b'v / (sigma R) if both terms of v increase b'v.
+    """Returns F(f), a bound on b'v / (sigma R) if both terms of v make b'v larger.
 
-    v is the gradient of one record's loss minus that of another. R and f are the length and the
-    angle of b / sigma, projected to a plane of both records (see `_pull_within`). Let 2 a be the
-    angle between one record and the negative of the other. F(f) is the maximum over a of 2 cos(a)
-    cos(f) s(u), where u = radius sin(a) / cos(f), and s is `_slope_envelope`. The angles a are
-    split into intervals. cos(a) is taken at the lower end of each interval, and s(u) at the upper
-    end, because cos(a) decreases and s(u) increases.
+    v has two terms: the gradient of the first record's loss, and the negative gradient of the
+    second record's loss. Project b / sigma to a plane that contains both records. The projection
+    has length R and angle f (see `_pull_within`). Let 2 a be the angle between the first record and
+    the negative of the second. F(f) is the maximum over a of 2 cos(a) cos(f) s(u), where u = radius
+    sin(a) / cos(f), and s is `_slope_envelope`. The angles a are split into intervals. cos(a)
+    decreases, so it is taken at the lower end of each interval. s(u) increases, so it is taken at
+    the upper end.
     """
     angles = np.linspace(0, math.pi / 2 - f, _ANGLES)
     margins = np.minimum(radius * np.sin(angles[1:]) / math.cos(f), radius)
@@ -459,7 +461,7 @@ def _slope_envelope(u: np.ndarray, radius: float) -> np.ndarray:
 
 
 def _longest(sigma: float, d: int, delta: float) -> float:
-    """Returns B, a norm that the drawn noise exceeds with negligible probability."""
+    """Returns B. The norm of the drawn noise exceeds B only with negligible probability."""
     drawn = sigma * _DRAWN * (1 + math.sqrt(d) * _grid(sigma, d) / _REACH)
     return drawn * (math.sqrt(d) + math.sqrt(-2 * math.log(_LONGER * delta))) + _REACH
 
@@ -490,7 +492,7 @@ _LARGEST_PULL = 0.2785
 
 
 def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> WalkPlan:
-    """Returns the plan of the solver for linear terms of norm at most `pull`."""
+    """Returns a plan of the solver for any linear term whose norm is at most `pull`."""
     root = (pull + math.sqrt(pull**2 + 4 * regularization * _LARGEST_PULL)) / (2 * regularization)
     radius = min((1 + pull) / regularization, root) * (1 + 1e-12)
     error = _gradient_error(radius, pull=pull, d=d, eps=eps)
@@ -514,12 +516,12 @@ def solver_error(
 def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
     """Bounds the rounding error of the objective's gradient at weights in the ball.
 
-    All errors are in units of eps. A product r'w has an error of at most d times the norm of w,
-    which the sigmoid reduces to a quarter, because its slope is at most 1/4. The sigmoid, its
-    product with a row, and the average together add at most 6. The grid of the average adds 1/8 in
-    each coordinate. The gradient is lambda w minus the average plus the linear term, whose norm is
-    at most `pull`. The roundings of lambda w, of the linear term and of the two sums add 6 (1 +
-    pull), because none of these vectors is longer than 2 + 2 pull.
+    All errors are in units of eps. A product r'w has an error of at most d times the norm of w. The
+    sigmoid has a slope of at most 1/4, so at most a quarter of this error remains. The roundings of
+    the sigmoid, of its product with a row, and of the average add at most 6. The grid of the
+    average adds 1/8 in each coordinate. The gradient is lambda w minus the average plus the linear
+    term. The linear term has a norm of at most `pull`. None of these vectors is longer than 2 + 2
+    pull. So the roundings of lambda w, of the linear term and of the two sums add 6 (1 + pull).
     """
     return eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
 

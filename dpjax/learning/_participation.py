@@ -51,8 +51,9 @@ class Ratio(NamedTuple):
     def at_start(sampling: BatchSampling, shape: tuple[int, ...] = ()) -> "Ratio":
         """Returns the ratio before step 0.
 
-        With some probability, the record may not join the batch of step 0. In this case the record
-        counts as if it had joined a batch before step 0, with a likelihood ratio L_s of 1.
+        With some probability, the sampling does not let the record join the batch of step 0. This
+        is stored as if the record had joined a batch before step 0. The likelihood ratio of such a
+        batch is 1.
         """
         share = share_of_batches(sampling.rate, sampling.groups)
         able, joined = math.log(share / sampling.rate), math.log(share)
@@ -60,7 +61,11 @@ class Ratio(NamedTuple):
         return Ratio(jnp.full(shape, able, float), jnp.full(shape_of_joined, joined, float))
 
     def after(self, step: jax.Array, log_ratio: jax.Array, sampling: BatchSampling) -> "Ratio":
-        """Returns the ratio after one more step, given log L of this step."""
+        """Returns the ratio after one more step.
+
+        `log_ratio` is log L_s: the log likelihood ratio of this step if its batch contains the
+        record.
+        """
         rate, apart = sampling.rate, sampling.groups
         new = self.able + log_ratio + math.log(rate)
         joined = lax.dynamic_update_index_in_dim(self.joined, new, step % apart, 0)
@@ -86,10 +91,10 @@ class _Row(NamedTuple):
     Attributes:
         wait: the number of steps until the record may join a batch.
         age: the number of rows since the record's last batch, but at most the number of bands.
-        sums: shape (2, bands). The first axis is for a database with the record, and for one
-            without it. The second axis is for the recent steps s whose batches change later rows.
-            An entry is the inner product mu_s . x over the rows x so far. A batch with the record
-            in step s shifts the rows by mu_s.
+        sums: shape (2, bands). The first axis is for two databases: with the record, and without
+            it. The second axis is for the recent steps s whose batches change later rows. A batch
+            with the record in step s shifts the rows by a vector mu_s. An entry is the inner
+            product of mu_s and all rows so far.
         ratio: the likelihood ratio, for both databases.
     """
 
@@ -100,9 +105,10 @@ class _Row(NamedTuple):
 
 
 def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> jax.Array:
-    """Draws log(P / Q) of rows from P, and log(Q / P) of rows from Q.
+    """Draws a privacy loss for each of two databases, with a record and without it.
 
-    P is the density of the rows if the database contains the record, and Q if it does not.
+    Let P be the density of the published rows with the record, and Q their density without it. The
+    losses are log(P / Q) at rows drawn from P, and log(Q / P) at rows drawn from Q.
 
     Args:
         key: a key.
@@ -205,8 +211,8 @@ class ParticipationLosses:
     def _factor(self) -> np.ndarray:
         """Returns a Cholesky factor of the matrix of inner products of the bins' shifts.
 
-        A bin's shift is the vector of the changes of all rows by a record in this bin. The inner
-        products are increased slightly, to cover rounding errors.
+        A bin's shift is a vector with an entry for each row: how much a record in this bin changes
+        the row. The inner products are increased slightly, to cover rounding errors.
         """
         bins = self.sampling.groups
         shifts = np.array([self._shifts(i, apart=bins) for i in range(bins)])
@@ -248,10 +254,11 @@ class ParticipationLosses:
         return columns * (1 + _RAISED)
 
     def __call__(self, key: Key) -> jax.Array:
-        """Draws log(P / Q) of rows from P, and log(Q / P) of rows from Q.
+        """Draws a privacy loss for each of two databases, with a record and without it.
 
-        The rows are what a training publishes. P is their density with the record, and Q without it
-        (see `participation_losses`).
+        Let P be the density of the published rows with the record, and Q their density without it
+        (see `participation_losses`). The losses are log(P / Q) at rows drawn from P, and log(Q / P)
+        at rows drawn from Q.
         """
         if self.sampling.kind == "separated":
             return separated_losses(key, self._columns, self.sampling)
@@ -259,10 +266,11 @@ class ParticipationLosses:
 
 
 def _losses_of_bins(key: Key, factor: jax.Array) -> jax.Array:
-    """Draws log(P / Q) of rows from P, and log(Q / P) of rows from Q.
+    """Draws a privacy loss for each of two databases, with a record and without it.
 
-    The rows are what a training publishes. P is their density with the record, and Q without it.
-    `factor` is the Cholesky factor of `ParticipationLosses`.
+    Let P be the density of the published rows with the record, and Q their density without it. The
+    losses are log(P / Q) at rows drawn from P, and log(Q / P) at rows drawn from Q. `factor` is the
+    Cholesky factor of `ParticipationLosses`.
     """
     products = factor @ factor.T
     key_bin, key_noise = jax.random.split(key)
@@ -270,7 +278,7 @@ def _losses_of_bins(key: Key, factor: jax.Array) -> jax.Array:
     noise = factor @ jax.random.normal(key_noise, (len(factor),), jnp.float64)
 
     def log_ratio(inner: jax.Array) -> jax.Array:
-        """Returns log(P / Q) of rows, given their inner products with the shift of each bin."""
+        """Returns log(P / Q) at rows whose inner product with the shift of bin i is `inner[i]`."""
         exponents = inner - jnp.diagonal(products) / 2
         return jax.nn.logsumexp(exponents) - math.log(len(factor))
 
@@ -363,7 +371,7 @@ def participation_losses(
         raise ValueError(f"steps must be at most the {strategy.steps} of the strategy, got {steps}")
     multiplier = _checks.concrete_positive("noise_multiplier", noise_multiplier)
     # The state of the noise stores the multiplier rounded down to float32 or float64. Here it is
-    # rounded down to float32, so at least as far.
+    # always rounded down to float32. So the result is at most the stored multiplier.
     narrow = np.float32(multiplier)
     if narrow > multiplier:
         narrow = np.nextafter(narrow, np.float32(0))

@@ -83,9 +83,11 @@ class Derivatives(NamedTuple):
     Attributes:
         loss: the loss.
         aux: the leaves of aux.
-        saved: maps the index of each parameter that has a `Use` to the layer's other operand.
-        at_outputs: maps the same indices to the gradient with respect to the layer's output.
-        formed: the gradients of all other parameters.
+        saved: the other operand of each layer that is the only use of a parameter (see `Use`). The
+            keys are the indices of these parameters.
+        at_outputs: maps the same indices to the gradient of the loss with respect to the layer's
+            output.
+        formed: the gradients with respect to all other parameters.
     """
 
     loss: jax.Array
@@ -287,8 +289,8 @@ def _use(
 def _is_real(equation: jex.JaxprEqn) -> bool:
     """Whether all operands and results of an equation are real, as layers assume.
 
-    If a real parameter is combined with complex numbers, its gradient is the real part of a
-    product, which layers do not compute.
+    If a real parameter is combined with complex numbers, its gradient is the real part of a complex
+    product. Layers do not compute real parts.
     """
     dtypes = [_walks.aval(atom).dtype for atom in equation.invars]
     operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
@@ -301,10 +303,10 @@ class PerExample(NamedTuple):
     Attributes:
         losses: shape (batch,).
         aux: the second result of the loss, with a leading axis of examples.
-        squared_norms: maps the index of a parameter to its squared norms, of shape (batch,); in any
-            order.
-        total: maps factors of shape (batch,), one array for each parameter, to the weighted sums, a
-            list of arrays.
+        squared_norms: maps the index of a parameter to the squared norms of its gradients, of shape
+            (batch,). The order of the indices is arbitrary.
+        total: takes a list with one array of factors, of shape (batch,), for each parameter.
+            Returns a list with the weighted sum of the gradients of each parameter.
         terms: an upper bound on the number of roundings in a squared norm.
     """
 

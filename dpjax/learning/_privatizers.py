@@ -105,12 +105,12 @@ def with_privatizer(
         bound = jnp.where((before == 0) | (before == bound), bound, jnp.nan)
 
         def divisor(dtype: np.dtype) -> jax.Array:
-            """Returns the norm bound, increased so that a record changes quotients by at most 1.
+            """Returns a divisor of sums. A record changes the divided sum by at most 1.
 
-            A division has a relative rounding error of at most eps / 2. The norm of a sum is at
-            most `slots` times the bound, so rounding increases the distance between the quotients
-            of neighbors by at most eps times `slots`. Another 4 eps covers the three roundings of
-            the divisor itself.
+            The divisor is the norm bound, increased for rounding. A division has a relative
+            rounding error of at most eps / 2. The norm of a sum is at most `slots` times the bound.
+            So rounding increases the distance between the quotients of neighbors by at most eps
+            times `slots`. Another 4 eps covers the three roundings of the divisor itself.
             """
             charged = 1 + 1.01 * (updates.slots + 4) * float(np.finfo(dtype).eps)
             return bound.astype(dtype) * charged
@@ -125,7 +125,7 @@ def with_privatizer(
 
 @custom_vmap
 def _state_of_each_lane(norm_bound: jax.Array, inner: PyTree, values: PyTree) -> jax.Array:
-    """Returns the norm bound of a state. Under `vmap`, refuses one state for many values."""
+    """Returns the norm bound. Under `vmap`, raises an error if only the values are mapped over."""
     del inner, values
     return norm_bound
 

@@ -48,8 +48,8 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     # times this partial sum. Here is a bound on the partial sums. In each coordinate, sort the
     # partial sums of p floats by their number of terms, the longest first. The j-th partial sum has
     # at most p - j + 1 terms, whatever the order of the additions. So the vector of the j-th
-    # partial sums of all coordinates has a norm of at most sqrt(p (p - j + 1)) clip norms. The
-    # norms of all j add up to at most 2 / 3 (p + 1)^2.
+    # partial sums of all coordinates has a norm of at most sqrt(p (p - j + 1)) clip norms. These
+    # norms, for all j, add up to at most 2 / 3 (p + 1)^2 clip norms.
     relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # Converting the digits to a float rounds the total of each neighbor.
         relative += 4 * batch
@@ -82,7 +82,7 @@ class Digits(NamedTuple):
         bits: the number of bits of a digit, small enough that the digits of a whole batch add up
             without overflow.
         length: the number of digits of a number.
-        exponent: the exponent of a power of two that is above the clip norm, and at most twice it.
+        exponent: the integer e for which clip norm < 2^e <= 2 * clip norm.
     """
 
     dtype: np.dtype

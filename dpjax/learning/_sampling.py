@@ -27,8 +27,8 @@ _WORD = 2.0**32
 ANY_TURN, NO_TURN = -1, -2
 # With more bins, the probabilities of the bins would differ by more than 2^-48 from uniform.
 _MOST_BINS = 2**16
-# This number is folded into the key that all steps share. From the result, a number is drawn that
-# identifies the key.
+# This number is folded into the key that all steps share. The resulting key is used to draw a
+# number that identifies the shared key.
 _TELLING = 0x62696E73
 
 
@@ -102,14 +102,14 @@ class Batch:
                 raise ValueError(
                     f"examples must fill each of the {batch.capacity} slots of the batch once, "
                     f"got {size} examples and {len(mask)} slots on each of {shards} shards: pass "
-                    "the records at batch.indices, and do not concatenate batches, or gather or "
-                    "copy slots"
+                    "the records at batch.indices. Do not concatenate batches, and do not select "
+                    "or copy slots"
                 )
             return mask, batch.capacity
         if axes:
             raise ValueError(
-                "batch must be what sampling(key) returned if it is used inside jax.shard_map, got "
-                f"{_checks.described(batch)}: only the capacity of a Batch shows that no two "
+                "batch must be what sampling(key) returned, got "
+                f"{_checks.described(batch)} inside jax.shard_map: only a Batch shows that no two "
                 "shards have the same record"
             )
         if batch is True:
@@ -118,9 +118,9 @@ class Batch:
         if is_array and batch.shape == (size,) and batch.dtype == bool:
             return jnp.asarray(batch), size
         raise ValueError(
-            f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
-            f" True if no slot is empty; got {_checks.described(batch)}: otherwise empty slots"
-            " would count as records"
+            f"batch must be what sampling(key) returned, a boolean mask of shape ({size},), or True"
+            f" if no slot is empty, got {_checks.described(batch)}: the batch must show which"
+            " slots contain a record"
         )
 
 
@@ -241,14 +241,14 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     which slots contain a record. Never count n from private records: each record's rate would then
     depend on the others, which voids the guarantee under add-or-remove-one.
 
-    A batch has a fixed number of slots, so that all batches share a program. Records beyond this
-    number are left out ("truncated Poisson"), which the accounting charges for.
+    A batch has a fixed number of slots, so that all batches share a program. If more records join,
+    some of them are left out ("truncated Poisson"). The accounting charges for this.
 
     Args:
         n: the number of slots for records, public. If no slot is empty, the number of records.
         batch_size: the expected size of a batch if no slot is empty, above 0, at most n; public.
-        capacity: the number of slots of a batch; by default so many that a batch exceeds them with
-            probability below 1e-15.
+        capacity: the number of slots of a batch. With the default number, the probability that more
+            records join is below 1e-15.
 
     Returns:
         A `BatchSampling`.
@@ -476,7 +476,7 @@ def min_separation_sampling(
 
 
 def _capacity(capacity: int | None, n: int, share: float) -> int:
-    """Returns the number of slots of a batch that each of n records joins with this probability."""
+    """Returns `capacity`, or a default for n records that join with probability `share` each."""
     if capacity is None:
         capacity = least_capacity(n, share, RARE)
     return _checks.integer("capacity", capacity, least=1, most=n)
@@ -544,8 +544,8 @@ def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array
     """Permutes the indices uniformly, with the empty slots last.
 
     Floats are added up in the order of slots. In database order, removing a record would move all
-    later records to other slots. In random order, the draws of two neighbors can be matched such
-    that only the last record moves, to the slot of the removed record.
+    later records to other slots. The random orders of two neighbors can be coupled. Then only one
+    record moves: the last record takes the slot of the removed record.
     """
     words = jax.random.bits(key, (4, len(indices)), jnp.uint32)
     *_, ordered = lax.sort((~mask, *words, indices), num_keys=5)

@@ -15,7 +15,8 @@ from jax import lax
 
 from dpjax._core._types import Key
 
-# One random 64-bit word decides which of this many consecutive batches a record joins: at most one.
+# One random 64-bit word covers this many consecutive batches. It decides which one of them a record
+# joins, or that the record joins none of them.
 _DECIDED = 255
 
 

@@ -89,7 +89,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def keep(self, kept: PyTree, newest: jax.Array, step: jax.Array) -> PyTree:
-        """Returns the stored noise after a step, given the int32 noise `newest` of its update."""
+        """Returns the stored noise after a step. `newest` is the noise of this step, as int32."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Strategy) or type(self) is not type(other):
@@ -136,7 +136,7 @@ class Strategy(abc.ABC):
         return math.sqrt(of_columns.max()) * (1 + 2**-50)
 
     def overlap(self, *, groups: int, steps: int) -> float:
-        """How much a record changes all rows, in l2, if it joins every batch of its group or bin.
+        """The l2 norm of the change of all rows if a record joins every batch of its group or bin.
 
         Row t is what step t publishes. If several batches of the record change the same row, their
         entries of C in this row are added up. The result is relative to the largest norm of a
@@ -192,8 +192,8 @@ class BandedStrategy(Strategy):
     """A strategy given by its bands. A state keeps the noise of the last bands - 1 updates.
 
     Attributes:
-        numerators: int32, the bands in units of 2^-18: numerators[t, i] is 2^18 C[t, t - i]. A
-            Toeplitz matrix has one row.
+        numerators: int32, the bands in units of 2^-18: numerators[t, i] is 2^18 C[t, t - i]. If C
+            is a Toeplitz matrix, one row is stored for all t.
 
     Formal guarantees:
         None of its own: it is public.
@@ -277,9 +277,9 @@ def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
     # of the first group, only later.
     firsts = range(1 if len(strategy.entries) == 1 else groups)
     norms = [np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in firsts]
-    # Each row of C times the gradients is rounded once. The noise scale covers the rounding of
-    # `bands` rows. A record that takes part `count` times may change more rows, by the factor
-    # `more`.
+    # In the product of C and the gradients, each row is rounded once. The noise scale covers the
+    # rounding of `bands` rows. A record that takes part `count` times may change up to `more` times
+    # as many rows.
     count = -(-steps // groups)
     more = min(steps, count * strategy.bands) / strategy.bands
     return max(float(max(norms)) / strategy.column_norm, math.sqrt(more)) * (1 + 1e-9)

@@ -162,7 +162,7 @@ class Numbers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FixedUpdate:
-    """The traced update of an optimizer, to which its numbers are passed as arguments.
+    """The traced update of an optimizer. The optimizer's numbers are arguments of the program.
 
     Two fixed updates are equal if they compute the same results from equal numbers.
 

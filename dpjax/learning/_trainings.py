@@ -93,10 +93,10 @@ _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Trainings:
-    """Numbers the trainings of one optimizer, so that each has its own key.
+    """Gives a number to each training of an optimizer, so that each has its own key.
 
     Each call of the optimizer's `init` starts a training. `init` must not be called inside `jit`,
-    `vmap` or `scan`, which may run one call several times with the same number.
+    `vmap` or `scan`. There, one call may run several times with the same number.
     """
 
     def __init__(self, key: Key | None = None) -> None:
@@ -163,8 +163,9 @@ class TrainingState:
     If a function closed over a state, each run of the function would draw the same noise. So this
     is refused. If a state is an argument of a function or the carry of a loop, JAX makes a new
     state in the trace of the function. So a state from another trace was closed over, and
-    `refuse_if_closed_over` compares traces. Passing the state on to an inner function does not
-    avoid this check: JAX then flattens the state, which raises an error in another trace.
+    `refuse_if_closed_over` compares traces. A function cannot avoid this check by passing a
+    closed-over state to an inner function. JAX then flattens the state. Flattening raises an error
+    if the state was made in another trace.
     """
 
     def __new__(cls, *_: object, **__: object) -> Self:
@@ -235,7 +236,7 @@ def key_of_each_lane(key: Key) -> Key:
         del mapped
         return apart(*batched), True  # Under nested `vmap`, the last call receives all lanes.
 
-    # Drawing no bits marks the key as used, for `jax.debug_key_reuse`.
+    # A draw of zero bits marks the key as used, for `jax.debug_key_reuse`.
     words = apart(jax.random.key_data(key), jax.random.bits(key, (0,)))
     return jax.random.wrap_key_data(words, impl=implementation)
 

@@ -246,7 +246,7 @@ class Priced(BaseException):
 
 
 class RunAccount(Account):
-    """Pays for the releases of one run from a price that `tune` has already paid.
+    """Checks that the releases of one run cost no more than the price that `tune` has paid.
 
     If no price is given, the account raises `Priced` at the first payment of the run, with the
     price of this payment.
@@ -275,8 +275,8 @@ class RunAccount(Account):
         else:
             releases = "two releases" if self._score_epsilon else "one release"
             raise ValueError(
-                f"fit_one must make only {releases}, because the price of a run was computed for"
-                f" {releases}, got one more: {release.what} with {release.guarantee}"
+                f"fit_one must make only {releases}, got one more, {release.what} with"
+                f" {release.guarantee}: the price of a run does not include another release"
             )
         self.payments += 1
 
@@ -328,7 +328,8 @@ def run_account() -> RunAccount | None:
 def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
     """Inside a run of `tune`, lets the run's account pay for the training.
 
-    Refuses arguments that would reveal the run.
+    Raises an error for arguments that would show a run to others, such as `checkpoint`. `tune`
+    shows only the best run.
     """
 
     @functools.wraps(fit)

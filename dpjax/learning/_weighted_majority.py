@@ -57,8 +57,8 @@ def weighted_majority(
 
     Args:
         key: a typed key.
-        losses: shape (T, k), the losses of k experts at T steps, at least 2 and at most 2^20;
-            clamped to [0, 1], NaN counts as 1.
+        losses: shape (T, k), the losses of k experts at T steps. k is at least 2, and T is at most
+            2^20. Losses are clamped to [0, 1], and NaN counts as 1.
         learning_rate: eta, above 0; sqrt(ln k / T) if None.
 
     Returns:
@@ -224,8 +224,8 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
 
     - "punish-the-likeliest": at each step, only the expert with the least loss so far errs (in a
       tie, the first of them). Randomized weighted majority is likeliest to follow this expert, at
-      any learning rate. Always following it errs at every step; the best expert errs at one step in
-      k.
+      any learning rate. A learner that always follows this expert errs at every step. The best
+      expert errs at one step in k.
     - "alternating": the first two experts err in alternation, starting with a loss of 1/2, so the
       leader always errs next. The others always err.
     - "one-good-expert": the last expert never errs, and the others always do. A low learning rate
@@ -282,7 +282,10 @@ _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
 
 
 def replaced_steps(difference: Value) -> jax.Array:
-    """Returns the number of steps whose losses differ: the norm of private weighted majority."""
+    """Returns the number of steps whose losses differ.
+
+    Private weighted majority measures the distance of two values by this number.
+    """
     (moved,) = jax.tree.leaves(difference)
     return jnp.sum(jnp.any(moved != 0, axis=-1), dtype=moved.dtype)
 
@@ -471,8 +474,9 @@ def _simple_rho(epsilon: Scalar, log: Scalar) -> Scalar:
 def _within_lecture(epsilon: Scalar, log: Scalar, steps: int, traced: bool) -> Scalar:
     """Refuses an epsilon at which the closed-form rate may not be private; returns NaN if traced.
 
-    With x = 2 eta, advanced composition gives epsilon / 2 + T x (e^x - 1), and for x <= 1 the
-    second term is at most 2 T x^2 = epsilon^2 / (4 ln(1 / delta)).
+    Let x = 2 eta, the epsilon of one step. By advanced composition, the epsilon of T steps is at
+    most epsilon / 2 + T x (e^x - 1). For x <= 1, the second term is at most 2 T x^2 = epsilon^2 /
+    (4 ln(1 / delta)).
     """
     if traced:
         private = (epsilon <= 2 * log) & (epsilon <= (8 * steps * log) ** 0.5)

@@ -29,25 +29,25 @@ from dpjax.targets._minimizers import check_strength, inverse_factor
 # would be needed.
 _STRIDE = 0.99
 # Every record has two products, slope * beyond and spare * short (see `Point`). Both are 0 at the
-# solution. The last steps aim at a small value of both, the gap. It is at least this number times
-# the cap. If a slope is near the cap, the record's margin then has an error of about this number.
-# In float32 the number is a tenth of eps. In float64 it is 1e-12, because a tenth of eps might not
-# be reached in a fixed number of steps.
+# solution. The last steps aim to make both products equal to a small number, the gap. The gap is at
+# least a fraction of the cap. If a slope is near the cap, the record's margin then has an error of
+# about this fraction. In float32 the fraction is a tenth of eps. In float64 it is 1e-12, because a
+# tenth of eps might not be reached in a fixed number of steps.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# The gap is also at least this number times cap^2 eps. This limits the Hessian, a sum of 1 for the
-# penalty and of one term for each record. For a record of length 1, the term is largest if the
-# slope is half of the cap. Then it is cap^2 / (8 gap), which is at most 1 / (128 eps). So the
-# Cholesky factor has seven bits left for longer records, or for several records with undecided
-# slopes (see `_DECIDED`).
+# The gap is also at least this number times cap^2 eps. This limits the Hessian. The Hessian is a
+# sum: 1 on the diagonal for the penalty, and one term for each record. For a record of length 1,
+# the term is largest if the slope is half of the cap. Then the term is cap^2 / (8 gap), so it is at
+# most 1 / (128 eps). So the Cholesky factor has seven bits left for longer records, or for several
+# records with undecided slopes (see `_DECIDED`).
 _GAP_PER_CAP_IN_UNITS = 16
-# A relative amount that is added to the diagonal of the Hessian. It covers the rounding of the sums
-# there, so that no pivot is negative. It affects the path but not the solution, because residuals
-# are computed without it.
+# Each number h on the diagonal of the Hessian is increased by this number times eps h. The increase
+# covers the rounding of these sums, so that no pivot is negative. It affects the path but not the
+# solution, because residuals are computed without it.
 _JITTER_IN_UNITS = 8
 # Without `clip`, features are clipped to this magnitude, so that products do not overflow.
 _LARGEST_FEATURE = 1e6
-# The number of final steps. They use only the records with the most undecided slopes (see
-# `_DECIDED`).
+# The number of final steps. They use only the records with the largest `curvature`, because the
+# slopes of other records are decided (see `_DECIDED`).
 _LAST_STEPS = 8
 # At the starting point, each slope is from `_LEAST_START` to `_MOST_START` times the cap. `short`
 # and `beyond` of each record are at least `_WIDTH`.
@@ -65,11 +65,12 @@ class Point(NamedTuple):
     """Primal and dual variables of the optimization. All variables except theta stay positive."""
 
     theta: jax.Array
-    slope: jax.Array  # The slope is less than the cap.
-    # The cap minus the slope. It is stored because a subtraction would lose digits.
+    slope: jax.Array  # The slope of each record's hinge loss. It is less than the cap.
+    # cap - slope. It is stored because a subtraction would lose digits.
     spare: jax.Array
-    short: jax.Array  # How far the record is below the margin. At the solution, short * spare is 0.
-    # How far the record is above the margin. At the solution, beyond * slope is 0.
+    # How far the record's margin is below 1. At the solution, short * spare is 0.
+    short: jax.Array
+    # How far the record's margin is above 1. At the solution, beyond * slope is 0.
     beyond: jax.Array
 
 
@@ -212,8 +213,9 @@ def _solve(
 def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> Point:
     """Returns a starting point.
 
-    The weights are parallel to the difference of the class means. They are a sum of records times
-    labels, and each slope is the coefficient of a record, or a lower limit.
+    The weights are parallel to the difference of the class means. So they are a weighted sum of the
+    records times their labels. The slope of a record is its weight in this sum, but at least a
+    lower limit.
     """
     sizes = jnp.where(positive, jnp.sum(positive), jnp.sum(~positive)).astype(rows.dtype)
     share = 1 / sizes
@@ -283,9 +285,10 @@ def interior_point(
         residual = pull + rows @ at.slope - penalty * at.theta
 
         def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """Returns the Newton step that aims at the given products of each record.
+            """Returns the Newton step toward a point with given products of each record.
 
-            `short_gap` is the aim for spare * short, and `beyond_gap` the aim for slope * beyond.
+            To first order, `spare * short` becomes `short_gap`, and `slope * beyond` becomes
+            `beyond_gap`.
             """
             error = missing - short_gap / at.spare + beyond_gap / at.slope
             theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
@@ -316,12 +319,12 @@ def interior_point(
 
 
 def curvature(at: Point) -> jax.Array:
-    """Returns each record's weight in the Hessian: large if the slope is far from 0 and the cap."""
+    """Returns each record's weight in the Hessian; small if the slope is near 0 or near the cap."""
     return 1 / (at.short / at.spare + at.beyond / at.slope)
 
 
 def _gap(at: Point) -> jax.Array:
-    """Returns the mean of slope * beyond and spare * short over all records; 0 at the solution."""
+    """Returns the mean of the products `slope * beyond` and `spare * short`; 0 at the solution."""
     return jnp.mean(at.slope * at.beyond + at.spare * at.short) / 2
 
 

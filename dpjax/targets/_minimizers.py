@@ -53,7 +53,7 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
     """Projects w onto a ball around 0. If w is not finite, returns 0.
 
-    The projection is at least as near as w to every point of the ball.
+    The projection does not increase the distance of w to any point of the ball.
     """
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))

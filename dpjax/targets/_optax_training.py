@@ -90,8 +90,8 @@ def optax_minibatch_training(
     are drawn without replacement, and depend only on the key and s.
 
     Args:
-        key: a typed key, public, and the same for all databases, both in sampling and in a release.
-            It gives no privacy. Never pass a key that a release draws noise with.
+        key: a public typed key. Use the same key for all databases, both to sample a sensitivity
+            and to release. It gives no privacy. Never pass a key that a release draws noise with.
         loss: `loss(parameters, batch)`, a scalar.
         parameters: as for `optax_training`.
         optimizer: from optax.

@@ -41,9 +41,10 @@ from dpjax.targets._minimizers import (
 
 # An upper bound on m / (1 + exp(m)) for all margins m.
 _LARGEST_PULL = Fraction(2785, 10_000)
-# A proof needs a gradient shorter than some length. Beyond it, the loop goes on while each step
-# halves the gradient, until the gradient is this many times shorter. Most problems reach this. It
-# makes sampled distances more accurate. Even shorter gradients would not improve these distances.
+# The proof needs a gradient that is shorter than some length. A shorter gradient also makes sampled
+# distances more accurate. So the loop goes on below this length as long as each step halves the
+# gradient. It stops when the gradient is this many times shorter than the proof needs, because
+# sampled distances would not improve further. Most problems get this far.
 _FAR_BELOW = 1024
 # Each iterative refinement divides the residual by 16 or more, until rounding errors dominate.
 _REFINEMENTS = 6
@@ -68,7 +69,7 @@ class _Objective(NamedTuple):
     gradient_error: Callable[[int], Fraction]
 
     def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
-        """Returns the plan of the gradient steps. Refuses a lambda below rounding errors."""
+        """Returns the plan of the gradient steps. Refuses a lambda too small for the dtype."""
         strength = float(self.strength)
         check_carried(strength, d, dtype)
         return walk_plan(
@@ -211,10 +212,11 @@ def _logistic_objective(regularization: float) -> _Objective:
 
     def gradient_error(d: int) -> Fraction:
         # This bound is valid for weights whose length is at most 2 W, where W is `longest`. The
-        # rounding of a product w'x is (d + 1) eps / 2 times the length of w, and the sigmoid's
-        # slope is at most 1/4. The rounding errors of the sigmoid, its product with a record, their
-        # average, lambda w and the difference add up to 8 eps. The grid of the average adds eps / 8
-        # in each coordinate.
+        # rounding error of a product w'x is at most (d + 1) eps / 2 times the length of w. The
+        # sigmoid's slope is at most 1/4, so a quarter of this error remains. Five other rounding
+        # errors add up to 8 eps: of the sigmoid, of its product with a record, of the average of
+        # these products, of lambda w, and of lambda w minus the average. The grid of the average
+        # adds eps / 8 in each coordinate.
         return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
 
     # The largest slope of the loss of a record is 1 / (1 + exp(-W)), where W is `longest`. It is
@@ -312,9 +314,10 @@ def _ridge_objective(regularization: float) -> _Objective:
 
     def gradient_error(d: int) -> Fraction:
         # The gradient is S w + lambda w - s (see `ridge_regression`). Let X = 1 + (1 + lambda) W,
-        # where W is `longest`. In units of eps / 2, the rounding errors are at most (d + 1) W for S
-        # w, lambda W for lambda w, and 2 X for the sum and the difference. S and s have an error of
-        # d / 2 + 5, because an average is rounded to a grid and then divided.
+        # where W is `longest`. All errors are in units of eps / 2. The rounding error of S w is at
+        # most (d + 1) W, and that of lambda w at most lambda W. The addition and the subtraction
+        # add at most 2 X. S and s have an error of d / 2 + 5, because an average is rounded to a
+        # grid and then divided.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)

@@ -585,7 +585,7 @@ def test_bad_parameters_are_refused(arguments, error, message):
         (linear, jnp.ones(2), jnp.ones(3), True, ValueError, "loss must return the loss of one"),
         (linear, jnp.ones(()), jnp.ones(()), True, ValueError, "examples must be arrays with a"),
         (linear, jnp.ones(()), jnp.ones(3), jnp.ones(3), ValueError, "batch must be what sampling"),
-        (linear, jnp.ones(()), jnp.ones(3), None, ValueError, "or True if no slot is empty; got"),
+        (linear, jnp.ones(()), jnp.ones(3), None, ValueError, "or True if no slot is empty, got"),
         (linear, jnp.ones(()), jnp.ones(3), False, ValueError, "batch must be what sampling"),
     ],
 )
