@@ -283,8 +283,8 @@ def refuse_masked(name: str, leaf: object) -> None:
 def refuse_foreign_dtype(name: str, leaf: object) -> None:
     """Refuses masked arrays, and columns whose dtype is not a NumPy dtype.
 
-    NumPy would convert such a column to a dtype that depends on whether values are missing, and
-    that may be private.
+    NumPy would convert such a column to a dtype that depends on whether values are missing. Whether
+    values are missing may be private.
     """
     refuse_masked(name, leaf)
     dtype = getattr(leaf, "dtype", None)

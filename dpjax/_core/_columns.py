@@ -68,7 +68,10 @@ class Numbers:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype that `array()` returns: float64 if numbers may be missing, which become NaN."""
+        """The dtype that `array()` returns.
+
+        It is float64 if numbers may be missing, because missing numbers become NaN.
+        """
         return self.of_dtype if self.known is None else np.dtype(np.float64)
 
     def __getitem__(self, index: Any) -> "Numbers":
@@ -242,9 +245,9 @@ class Texts:
 
     def _refuse_order(self, other: object) -> Any:
         raise TypeError(
-            "a column of texts can only be compared by == and !=, got an order with"
-            f" {_checks.shown(other)}. Objects of pandas count as texts, too: convert them by"
-            " pandas.to_numeric or pandas.to_datetime"
+            "a column of texts can only be compared by == and !=, not by <, <=, > or >= with"
+            f" {_checks.shown(other)}. Pandas columns of objects count as texts, too: convert them"
+            " by pandas.to_numeric or pandas.to_datetime"
         )
 
     __lt__ = __le__ = __gt__ = __ge__ = _refuse_order

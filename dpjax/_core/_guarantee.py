@@ -282,7 +282,7 @@ def _check_number(name: str, value: Value, most: float) -> None:
 def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
     """Returns a number as text, rounded outward to six digits.
 
-    If six digits would show 0 or 1 for another number, all digits of that number are shown.
+    If six digits would show 0 or 1 for a number that is neither 0 nor 1, all digits are shown.
     """
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)

@@ -43,7 +43,7 @@ class Labels:
 
     @property
     def found(self) -> str:
-        """The range of the column that the release has found; "" if its bounds are public."""
+        """The range that the release estimated for the column, as text; "" if it is public."""
         return self.statistic.partition(FOUND)[2]
 
     def axes_of(self, part: str, ndim: int) -> list[Axis | None]:
@@ -198,7 +198,7 @@ _DRAWN_BY: list[Callable[..., Any]] = []
 def draws_releases(function: Callable[..., Any]) -> Callable[..., Any]:
     """Registers the function that plots a release.
 
-    `_core` must not import the plotting module, so that module registers itself.
+    `_core` must not import the plotting module. So the plotting module registers its function here.
     """
     _DRAWN_BY.append(function)
     return function

@@ -95,8 +95,8 @@ def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: fl
     """
     if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return LossKind("gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
-    # For some mechanisms, the epsilon of the Laplace event is larger than the epsilon of the
-    # guarantee, which is then the better bound.
+    # For some mechanisms, the Laplace event has a larger epsilon than the guarantee. Then the
+    # guarantee is the better bound.
     laplace = isinstance(event, accounting.LaplaceDpEvent)
     if laplace and event.noise_multiplier * epsilon > 1 - _ROUNDING:
         return LossKind("laplace", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)

@@ -89,7 +89,10 @@ class Moments:
         return integers.view(f"{'m' if self.kind == 'durations' else 'M'}8[{unit}]")
 
     def exact(self, numbers: np.ndarray) -> np.ndarray:
-        """Converts numbers as `moments` does, but dates to times, to keep fractions of days."""
+        """Converts numbers as `moments` does, but without rounding dates to days.
+
+        The numbers of a column of dates become times.
+        """
         if self.kind == "dates":
             return Moments("times").moments(numbers * _DAY)
         return self.moments(numbers)

@@ -190,7 +190,7 @@ class Account(OpenLedger):
     def released(self, request: Request) -> Release | None:
         """Returns the release that is stored for a request; None if there is none.
 
-        An account without a file of its own asks the ledger that it debits, if there is one.
+        If the account has no file, the ledger that the account debits is asked, if there is one.
         """
         return self.instead_of.released(request) if self.instead_of else None
 
@@ -249,8 +249,8 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     # A ledger that is `given` for one release counts as the innermost block.
     around = [block.ledger for block in _AROUND.get()] + ([] if given is None else [given])
     # A part or a share of a ledger debits the ledger itself. So if `with part:` is inside `with
-    # ledger:`, only the part is notified. If `with ledger:` is inside `with part:`, both are
-    # notified.
+    # ledger:`, only the part is notified, and the ledger is debited once. If `with ledger:` is
+    # inside `with part:`, both are notified.
     own = [
         one
         for i, one in enumerate(around)
@@ -298,6 +298,6 @@ def refuse_traced(used: PyTree) -> None:
 def untold_programs() -> contextlib.AbstractContextManager[None]:
     """Returns a context for code that makes no release.
 
-    Programs that were compiled while no ledger was open may run in it without being traced again.
+    Inside this context, JAX may reuse programs that it compiled while no ledger was open.
     """
     return _TELLING(False)

@@ -20,11 +20,11 @@ class Proof:
 
     Attributes:
         steps: one line of text for each step.
-        losses: a function that measures by which factor each step loosens the bound, and adds this
-            to the lines; None after its first call.
-        summary: a text that `repr` shows, too; "" if there is none. It states how close the bound
-            is to the distance of two actual databases. For a sampled sensitivity, it states which
-            bound can be proved.
+        losses: a function that measures by which factor each step loosens the bound. It returns the
+            lines with these factors. After its first call, this is None.
+        summary: a text that `repr` shows, too; "" if there is none. For a proved sensitivity, it
+            compares the bound with the distance of the results on two concrete databases. For a
+            sampled sensitivity, it states which bound can be proved.
     """
 
     steps: tuple[str, ...]
@@ -104,7 +104,7 @@ class Interval:
 
 
 def _is_normal(x: jax.Array) -> jax.Array:
-    """Whether a float is neither 0 nor subnormal, which takes one instruction on its bits."""
+    """Whether a float is neither 0 nor subnormal: some bit of its exponent is set."""
     integers = np.dtype(f"int{8 * x.dtype.itemsize}")
     exponent = np.array(np.inf, x.dtype).view(integers)
     return (lax.bitcast_convert_type(x, integers) & exponent) != 0
@@ -127,11 +127,11 @@ class Ball:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest number of a coordinate."""
+        """The smallest and the largest value that a coordinate can have."""
         return -self.radius, self.radius
 
     def clamp(self, x: jax.Array) -> jax.Array:
-        """Scales records that are too long down to the radius; NaN counts as 0."""
+        """Scales each record whose norm exceeds the radius to the radius. NaN becomes 0."""
         x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
         x = Interval(-self.radius, self.radius).clamp(x)
         axes = tuple(range(1, x.ndim))

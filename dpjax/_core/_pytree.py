@@ -55,8 +55,8 @@ def made_by_factory(cls: type[T]) -> type[T]:
     A factory function creates its instances by `made`.
 
     The fields must fit together, so users must not change single fields. The class must have a
-    field declared as `up()` or `down()`. Otherwise, unflattening would call the constructor, and
-    raise its error.
+    field declared as `up()` or `down()`. Without such a field, unflattening would call the
+    constructor, and the constructor raises an error.
     """
 
     def refuse(self: object) -> None:

@@ -42,7 +42,7 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     """Converts a database without rounding, and returns it with its number of records.
 
     A table becomes a dict of its columns. Columns whose dtype JAX does not have become `Numbers`.
-    Errors depend only on structure, dtypes and sizes.
+    Whether an error is raised depends only on structure, dtypes and sizes.
     """
     count = "n" if least == 1 else f"at least {least}"
     wanted = f"{name} must be arrays with a common leading axis of {count} records"
@@ -196,7 +196,7 @@ class Parts:
     holds_whole_people: bool = False
 
     def check(self, relation: NeighboringRelation, privacy_unit: str) -> None:
-        """Refuses neighbors that differ in more than whole records or people of one part."""
+        """Refuses replace-one. Refuses people as privacy unit if a person may be in two parts."""
         if privacy_unit != RECORD and not self.holds_whole_people:
             raise TypeError(
                 'target must be a query with the privacy unit "record" if the database comes in '
@@ -220,7 +220,7 @@ class Parts:
 
 @frozen_pytree
 class Summed:
-    """Totals that a query has added up over all parts, and accepts in place of the records.
+    """Totals over all parts. A query has computed them, and accepts them in place of the records.
 
     The totals are private data, like the records.
 

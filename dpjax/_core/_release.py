@@ -379,10 +379,11 @@ class Release:
         """The release as a dict that can be written as JSON: `json.dumps(release.to_dict())`.
 
         Returns:
-            A dict with the keys value, guarantee, accuracy (public facts about the mechanism and
-            its noise), interval (95%; None if unknown), dpjax (the version), format, labels (only
-            if there are labels), training (steps, sampling, clip norm, noise multiplier, optimizer
-            and versions; only of `learning.fit`), and sha256 (a hash of the other entries).
+            A dict. Its keys are value, guarantee, accuracy (public facts about the mechanism and
+            its noise), interval (95%; None if unknown), dpjax (the version), format, and sha256 (a
+            hash of the other entries). If there are labels, labels is a key, too. If `learning.fit`
+            made the release, training is a key, too: steps, sampling, clip norm, noise multiplier,
+            optimizer and versions.
 
         Raises:
             TypeError: if the release is traced, or if its value contains anything but numbers,
@@ -438,7 +439,7 @@ class Release:
 
         Formal guarantees:
             The card contains nothing private: it is computed from the guarantee and from public
-            facts. What an attacker can learn are the bounds of `accounting.dp_sgd_risk`.
+            facts. Its bounds on what an attacker can learn are those of `accounting.dp_sgd_risk`.
 
         Source:
             Mitchell et al., "Model cards for model reporting" (2019).

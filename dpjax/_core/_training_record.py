@@ -21,9 +21,9 @@ class TrainingRecord:
         rate: the probability that a record is in a batch of its group or bin, or in a batch that it
             may join.
         capacity: the number of slots of a batch.
-        groups: the number of groups or bins. Of this many consecutive batches, a record may join at
-            most one. If sampling is "separated", this may be any of them. Otherwise, it is the
-            batch of the record's group or bin.
+        groups: the number b of groups or bins. A record joins at most one of any b consecutive
+            batches. If sampling is "separated", the record may join any of the b batches.
+            Otherwise, it may join only the batch of its group or bin.
         clip_norm: the clip norms, as strings.
         noise_multiplier: the least noise multiplier of a step.
         strategy: the number of bands of correlated noise; 1 for independent noise.

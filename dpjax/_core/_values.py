@@ -223,7 +223,7 @@ class Mechanism(Protocol):
 
     @property
     def dp_event(self) -> Any:
-        """One release as a `DpEvent` for the package dp-accounting; gamma is not part of it."""
+        """One release as a `DpEvent` for the package dp-accounting. The event ignores gamma."""
         ...
 
     def __call__(self, key: Key, value: Value, /) -> Release:

@@ -127,7 +127,7 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Forces the renaming of a file in a folder to disk, if the system can open folders."""
+    """Waits until a renaming in a folder is on the disk, if the system can open folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -98,8 +98,8 @@ class Chain:
     def refuse(self, cost: tuple[int, int], neighbors: str, key: str | None) -> None:
         """Raises an error if the ledger cannot pay for another debit of this cost.
 
-        `neighbors` states which databases are neighbors, which must be the same for all debits.
-        `key` is the fingerprint of a random key, which no two debits may share.
+        `neighbors` states which databases are neighbors. All debits must have the same `neighbors`.
+        `key` is the fingerprint of a random key. No two debits may have the same `key`.
         """
         if min(cost) < 0:
             raise ValueError(f"cost must not be negative, got {cost}")
@@ -266,9 +266,9 @@ class LedgerFile:
     ) -> None:
         """Opens a ledger, or creates it if neither the ledger nor its high-water mark exists.
 
-        `budget` is in units of 10^-12 and 10^-24. A file that was created under another relation
-        than `relation` is refused. A new file is created under `made_under`. `patience` is how many
-        seconds to wait for other processes.
+        `budget` is in units of 10^-12 and 10^-24. If the file exists and stores another relation
+        than `relation`, it is refused. A new file stores the relation `made_under`. `patience` is
+        how many seconds to wait for other processes.
         """
         self.path = Path(path).resolve()
         self._budget, self._relation, self._made_under = budget, relation, made_under
@@ -340,7 +340,7 @@ class LedgerFile:
     def _reading(self) -> Generator[sqlite3.Connection]:
         with self._alone():
             connection = self._connected()
-            # The mark is read before the entries, so the entries must include the one it points to.
+            # The mark is read before the entries. So the entry of the mark must be among them.
             mark = self._mark.read()
             with _transaction(connection, "BEGIN"):
                 self._catch_up(connection, mark)
@@ -479,9 +479,9 @@ class LedgerFile:
         POSIX, closing any descriptor of a file releases all locks of the process on it.
         """
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        # The tables are read before the application ID. If another process creates the ledger in
-        # between, in one transaction, the ID is found, and the file is accepted. In the other
-        # order, tables would be found without the ID, and the file would be refused.
+        # The tables are read before the application ID. Suppose that another process creates the
+        # ledger between the two reads. Then the ID is found, and the file is accepted. If the ID
+        # were read first, tables would be found without an ID, and the file would be refused.
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == 0 and tables is None and not relied_on:
             self._make(connection)
@@ -493,8 +493,8 @@ class LedgerFile:
 
         So another process sees all of them or none.
 
-        The mark is written before the commit, because opening a ledger without a mark raises an
-        error.
+        The high-water mark is a separate file. It is written before the commit, because opening a
+        ledger without a mark raises an error.
         """
         with _transaction(connection, "BEGIN IMMEDIATE"):
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:

@@ -39,9 +39,9 @@ _OPTIONS = (
     *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
 )
-# Fields of /proc/cpuinfo that identify a processor. Many processors share a name such as "Xeon",
-# and a virtual processor may lack instructions of its model. So vector instructions are included,
-# too.
+# Fields of /proc/cpuinfo that identify a processor. The name of its model is not enough: many
+# processors share a name such as "Xeon", and a virtual machine may disable instructions of the
+# processor. So the fields include the available vector instructions.
 _MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
 _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 
@@ -121,7 +121,10 @@ class Layout:
         return list(map(list, itertools.zip_longest(*missing)))
 
     def pairs_in(self, chunk: int | None) -> int:
-        """Returns the number of pairs in a chunk; the last chunk may have fewer, and None has 0."""
+        """Returns the number of pairs in a chunk; 0 if `chunk` is None.
+
+        The last chunk may have fewer pairs than the others.
+        """
         return 0 if chunk is None else min(self.size, self.m - chunk * self.size)
 
 

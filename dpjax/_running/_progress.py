@@ -84,10 +84,11 @@ def wait_for(
 ) -> None:
     """Waits for an array that programs compute; gives up if a CPU has stopped computing.
 
-    LAPACK calls may hang; `dpjax/_tracing/_evaluate.py` avoids this where it can. The check of
-    processor time can be removed once dpjax requires jaxlib 0.11.1. Processor time is not checked
-    in two cases: if programs run code on the host, which may sleep, and if they run on
-    accelerators, because the host is idle meanwhile. Ctrl-C stops code on the host.
+    LAPACK calls may hang; `dpjax/_tracing/_evaluate.py` avoids this where it can. So this function
+    checks that the process uses processor time. The check can be removed once dpjax requires jaxlib
+    0.11.1. Processor time is not checked if programs run code on the host, because this code may
+    sleep. It is not checked on accelerators either, because the host is idle meanwhile. Ctrl-C
+    stops code on the host.
 
     Args:
         array: the array to wait for.
@@ -111,10 +112,10 @@ def wait_for(
                     suspects = sorted({x for program in programs for x in program.library_calls})
                     raise NoAnswerError(
                         "a program has not finished, and for a minute the process has used "
-                        "almost no processor time, so the program probably hangs. Calls out of "
-                        f"XLA ({', '.join(suspects) or 'none in this program'}) may block all "
-                        "threads of its pool. Start Python with NPROC=64 in its environment, "
-                        "which makes the pool larger, and please report the function"
+                        "almost no processor time, so the program probably hangs. Calls from XLA "
+                        f"to other libraries ({', '.join(suspects) or 'none in this program'}) may "
+                        "block all threads of XLA. Start Python with NPROC=64 in its environment, "
+                        "so that XLA has more threads, and please report the function"
                     )
     except BaseException as error:
         if not isinstance(error, Exception) and _on_host(programs):

@@ -200,8 +200,8 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
     """Returns the user's functions inside an object of dpjax; None if a part is unknown.
 
-    Only these functions may compute something else later. The object itself cannot change, because
-    objects of dpjax are frozen, and functions of dpjax never assign variables that they close over.
+    Only these functions may return other results later. The object of dpjax cannot change: objects
+    of dpjax are frozen, and functions of dpjax never assign variables that they close over.
     """
     found = list[Callable[..., object]]()
     try:
@@ -352,7 +352,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _has_no_order(constant: object) -> bool:
-    """Whether a constant contains a set, because equal sets may be iterated in different orders."""
+    """Whether a constant contains a set. Equal sets may be iterated in different orders."""
     if isinstance(constant, tuple):
         return any(map(_has_no_order, constant))
     return isinstance(constant, frozenset)

@@ -41,7 +41,7 @@ from dpjax._tracing._walks import (
 V = TypeVar("V")
 Arrays: TypeAlias = Sequence[jax.Array]
 # Primitives that XLA computes by LAPACK calls on a CPU. All operands and results have the same
-# leading batch axes. Without batch axes, the operand with the most axes is a matrix.
+# leading batch axes. Besides these, the operand with the most axes has two axes (a matrix).
 NAMES = names(
     "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr",
     "schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve",
@@ -80,9 +80,10 @@ def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
 def traced_lane(
     function: Callable[..., PyTree], *batched: PyTree
 ) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """Returns a function of one lane, and its traced program, given arrays of many lanes.
+    """Returns a function of one lane (one entry of a batch), and its traced program.
 
-    Under `vmap`, no lane of the returned function influences another lane.
+    The leading axis of the arrays `batched` counts the lanes. Under `vmap`, no lane of the returned
+    function influences another lane.
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
@@ -215,7 +216,10 @@ def looks_at_other_lanes(equation: Equation) -> bool:
 
 
 def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
-    """Whether an operation has a `vmap` rule: of dpjax if `of_dpjax`, otherwise of a user."""
+    """Whether an operation has a rule for `vmap`, from dpjax or from a user.
+
+    If `of_dpjax`, only a rule of dpjax counts. Otherwise, only a rule of a user counts.
+    """
     if equation.primitive.name != "custom_vmap_call":
         return False
     return of_dpjax == (str(equation.params["rule"].__module__).partition(".")[0] == "dpjax")

@@ -38,7 +38,7 @@ _BY_TEXT = frozenset((str, int, bool, type(None)))
 # Packages whose types are immutable when they occur as parameters, because JAX uses parameters as
 # keys of its caches.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
-# Types from these packages that have occurred. The `repr` of such a value identifies it.
+# Types from these packages that have occurred. A value of such a type is identified by its `repr`.
 _TYPES_BY_TEXT = set[type]()
 
 
@@ -180,7 +180,7 @@ def _encoded(*values: object) -> bytes:
 
 
 def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Encodes a jaxpr. The encoding is cached if only the numbers in its arrays can change."""
+    """Encodes a jaxpr. Caches the encoding if nothing can change except numbers in arrays."""
     kept = _KEPT.get(jaxpr)
     if kept is None:
         inner = _Sink()

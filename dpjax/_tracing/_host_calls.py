@@ -214,7 +214,7 @@ def heeding_ctrl_c() -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def watching(look: Callable[[], object]) -> Generator[None, None, None]:
-    """Calls `look` repeatedly during host calls, and stops them all if `look` raises an error."""
+    """Calls `look` repeatedly during host calls. If `look` raises an error, all host calls stop."""
     _looks.append(look)
     try:
         yield
@@ -305,7 +305,10 @@ PRIVATE = np.zeros(SPEC.shape, SPEC.dtype)
 
 
 def sampled(role: Role, pair: jax.Array) -> jax.Array:
-    """Returns the origin of a sampled database: an array of its role and the index of its pair."""
+    """Returns the origin of a sampled database.
+
+    The origin is an array of two numbers: the role of the database, and the index of its pair.
+    """
     return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
 
 
@@ -372,8 +375,8 @@ class Tracing:
     """Information about a program while it is being traced.
 
     Attributes:
-        origin: an input of the program. It tells whether the program's database is private, or else
-            its role in the sampler and the index of its pair.
+        origin: an input of the program. It is `PRIVATE` for a private database. For a sampled
+            database, it contains the database's role in the sampler and the index of its pair.
         settings: values that determine where host calls run, but have no effect on their outputs.
     """
 

@@ -154,7 +154,6 @@ def _encoded(value: object) -> "_Encoder":
 
 
 def _version_of(package: str) -> str:
-    """Returns the version of a package, or the versions of its distributions if it has none."""
     if package == "python":
         return platform.python_version()
     version = getattr(importlib.import_module(package), "__version__", None)
@@ -268,10 +267,10 @@ class _Encoder:
         self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
 
     def _dtype(self, dtype: np.dtype) -> None:
-        """Hashes a dtype in a separate encoder, so that equal dtypes have equal hashes.
+        """Hashes a dtype in a new encoder, so that equal dtypes have equal hashes.
 
-        This encoder would give a number to the dtype object. Then a second reference to the object
-        would be hashed differently from an equal dtype object.
+        `self` would give a number to the dtype object. Then a second reference to the object would
+        be hashed differently from an equal dtype object.
         """
         part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
@@ -286,9 +285,9 @@ class _Encoder:
             self.path.pop()
 
     def _set(self, value: Any) -> None:
-        """Hashes the items of a set in the order of their hashes.
+        """Hashes the sorted hashes of the items of a set.
 
-        Iteration would give an order that differs between processes.
+        Iteration over a set would give an order that differs between processes.
         """
         parts = []
         for item in value:
@@ -319,11 +318,11 @@ class _Encoder:
         self.sha256.update(data)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raises an error that names a value without a fingerprint, its path, and a remedy."""
         where = ".".join(self.path)
         raise UnknownCodeError(
-            "code on the host must have a fingerprint, so that a release runs the code that was "
-            f"sampled, got a value without a fingerprint: {where + ', ' if where else ''}{what}. "
+            "code on the host must have a fingerprint, which shows that a release runs the code "
+            "that was sampled, but the code uses a value without a fingerprint: "
+            f"{where + ', ' if where else ''}{what}. "
             "Pass the values that the function needs by functools.partial, or pass a version "
             'that you change whenever the code changes: targets.host(..., version="name 1.2")'
         )
@@ -391,8 +390,8 @@ def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
         {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
         & variables.keys()
     )
-    # Submodules of installed packages whose names occur in the code, so that it may access them as
-    # attributes.
+    # Submodules of installed packages whose names occur in the code. The code may access these
+    # submodules as attributes.
     modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
     packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
     inside = [module for module in list(sys.modules) if module.startswith(packages)]
@@ -447,7 +446,7 @@ def _contents(cell: types.CellType) -> tuple[object, ...]:
 
 
 def _class_apart(cls: type) -> tuple[object, ...]:
-    """Reduces a class to its parts as cloudpickle does, but each unpickling makes a new class."""
+    """Reduces a class to its parts. Unlike with cloudpickle, each unpickling makes a new class."""
     cloudpickle = _checks.extra("cloudpickle.cloudpickle", "host")
     parts: Any = cloudpickle._dynamic_class_reduce(cls)
     make, arguments, (namespace, slots), *rest = parts

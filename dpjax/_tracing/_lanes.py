@@ -49,8 +49,8 @@ _EXACT_FOR_INTEGERS = names(
 )
 
 
-# Caches programs whose lanes do not influence each other. Without this cache, the check would take
-# longer than drawing samples with a compiled program.
+# Caches programs in which no lane (one entry of a batch) influences another. Without this cache,
+# the check would take longer than drawing samples with a compiled program.
 _SEPARATE = weakref.WeakSet[jex.Jaxpr]()
 
 
@@ -161,9 +161,9 @@ def _may_be_subnormal(constant: jax.Array, dtype: np.dtype) -> bool:
 def check_lanes(
     name: str, function: Callable[..., PyTree], *batched: PyTree
 ) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """Refuses a function of one example whose lanes may influence each other under `vmap`.
+    """Refuses a function whose result for one example may depend on other examples under `vmap`.
 
-    `batched` are arrays of many examples.
+    `function` takes one example. `batched` are arrays of many examples.
 
     Returns:
         A function that runs the checked program on one example, and the traced program.

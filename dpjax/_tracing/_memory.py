@@ -30,8 +30,8 @@ class _Array:
     Attributes:
         size: the size in bytes.
         fusible: whether the array is the result of an elementwise operation.
-        uses: the reductions into whose loops the array can be fused; also `_WHOLE`, if an operation
-            needs the whole array in memory.
+        uses: the reductions that can compute the array inside their loops. The set
+            also contains `_WHOLE` if an operation needs the whole array in memory.
     """
 
     size: int

@@ -57,8 +57,9 @@ class Program:
 
     A program can be a static argument of `jit`: if the same function is traced again, the compiled
     code is reused. A program that calls the host has an additional first input, the origin of its
-    database. The origin tells whether the database is private, or else its role in the sampler and
-    the index of its pair (`dpjax._tracing._host_calls`).
+    database (`dpjax._tracing._host_calls`). The origin says that the database is private, or that
+    it is sampled. For a sampled database, it contains the role in the sampler and the index of the
+    pair.
 
     No other code can write to the arrays in a program. So a program always computes the same
     results, also on other devices and inside other programs. Users' rules for `vmap` are removed.
@@ -156,7 +157,8 @@ class Program:
     def __call__(self, *arguments: PyTree, origin: ArrayLike | None = None) -> PyTree:
         """Runs the program on arguments with the structure and shapes for which it was traced.
 
-        The database counts as private unless its origin is given.
+        `origin` says where the database comes from. Without `origin`, the database counts as
+        private.
         """
         operands = jax.tree.leaves(arguments)
         if len(self.inputs.leaves) < len(self.jaxpr.jaxpr.invars):
@@ -326,8 +328,8 @@ def _unchanging(
         if len(_UNCHANGING) >= _MOST_UNCHANGING:
             _UNCHANGING.clear()
         kept = _UNCHANGING.setdefault(key, Unchanging(name, function))
-    # Someone may have assigned other code to the function object in the cache. `function` certainly
-    # has the contents that were just read.
+    # The cached function object may have been changed after it was cached. `function` certainly has
+    # the contents that were just read.
     kept.function = function
     return kept
 

@@ -31,10 +31,10 @@ def compose_at(
     data and without earlier releases of it. The same is required of epsilons, deltas and the number
     of releases. To choose these adaptively, use `PrivacyFilter`.
 
-    On a pair of databases that all sampled sensitivities cover, the releases are differentially
-    private, and epsilon composes by the method. The gammas of the samplings are added. Three
-    methods use the epsilons e_i of the guarantees. Here s is the part of delta that is left after
-    the deltas of the releases:
+    Take a pair of databases on which no target differs by more than its sampled sensitivity. On
+    this pair, the releases together are differentially private, and the method computes their
+    epsilon. The gammas of the samplings are added. Three methods use the epsilons e_i of the
+    guarantees. Here s is the part of delta that is left after the deltas of the releases:
 
     - "drv": sqrt(2 log(1 / s) sum e_i^2) + sum e_i (exp(e_i) - 1), advanced composition;
     - "kov": the least of the closed forms of Kairouz, Oh and Viswanath, for any e_i;

@@ -24,7 +24,7 @@ AccountingMethod = Literal["pld", "renyi"]
 
 @contextlib.contextmanager
 def left_out_orders_hidden() -> Generator[None]:
-    """Hides warnings of dp-accounting, in this thread only, that it omits a Renyi order.
+    """Hides the warning of dp-accounting that it omits a Renyi order, in this thread only.
 
     dp-accounting omits an order if its series does not converge for this order. The remaining
     orders still give a valid bound on epsilon, so users need not act. Other messages, and messages

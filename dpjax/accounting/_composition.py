@@ -40,9 +40,9 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     If the neighboring relations differ, the result is under replace-one. A guarantee under
     add-or-remove-one is first converted to replace-one. If the guarantee also states its epsilon
-    and delta under replace-one, these are used. Guarantees of Gaussian noise and DP-SGD do. Any
-    other guarantee becomes (2 epsilon, (1 + e^epsilon) delta). A guarantee that is converted must
-    have gamma 0.
+    and delta under replace-one, these are used. Guarantees of Gaussian noise and of DP-SGD state
+    both. Any other guarantee becomes (2 epsilon, (1 + e^epsilon) delta). A guarantee that is
+    converted must have gamma 0.
 
     epsilon and delta are added up. gamma and 1 - confidence are added up over distinct samplings:
     each sampled sensitivity counts once, for any number of releases. If a sampling is marginal, the
@@ -302,16 +302,17 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
         return known
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise ValueError(
-            f"guarantee {known} cannot be converted to {relation}, because the number of records "
-            f"is private under that relation: make the release under {relation}, or use a budget "
-            f"under {NeighboringRelation.REPLACE_ONE}, for example by Ledger(..., relation=). "
-            "Such a budget accepts both relations"
+            f"guarantee {known} cannot be converted to {relation}, because guarantees under "
+            f"{known.relation} do not protect the number of records: make the release under "
+            f"{relation}, or pay from a budget under {known.relation}, which accepts both "
+            "relations, such as Ledger(..., relation=dpjax.NeighboringRelation.REPLACE_ONE)"
         )
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(
             f"guarantee must have gamma 0 to be converted to {relation}, got {known}: its gamma is"
-            " about random pairs of databases with different numbers of records. Sample the"
-            " sensitivity under replace-one instead"
+            " a probability over pairs of databases with different numbers of records, but under"
+            f" {relation} both databases have the same number. Sample the sensitivity under"
+            f" {relation} instead"
         )
     epsilon, delta = price_in_replace_one(known)
     return dataclasses.replace(

@@ -28,7 +28,7 @@ def under_distribution_shift(
     n: int,
     records: int | None = None,
 ) -> Guarantee:
-    """Converts a guarantee for records from the oracle's distribution P to records from Q.
+    """Converts a guarantee from the oracle's distribution P of records to another distribution Q.
 
     Two databases that differ in t records have N = n + t records together. If only two records
     determine the distance of a pair, pass records=2; then N = 2 t. The distance of a pair exceeds
@@ -101,7 +101,7 @@ def under_distribution_shift(
     if records is not None and {event.records for event in events} != {records}:
         raise ValueError(
             f"records must agree with the samplings of the guarantee, got records={records}, but"
-            f" the samplings have {[event.records for event in events]}: leave records out"
+            f" the samplings have {[event.records for event in events]}: omit the argument records"
         )
     size = under_p.group_size
     under_q = _worst(name, gamma, bound, n + size if records is None else records * size)

@@ -30,8 +30,8 @@ from dpjax.accounting._renyi_divergences import epsilons_by_renyi
 from dpjax.random._noise import GAUSSIAN
 
 _OUTWARD = 1 + 1e-9
-# The largest fraction of delta that may pay for differences between ideal and real noise and
-# batches.
+# Real noise and real batches are only nearly ideal. At most this fraction of delta may pay for the
+# difference.
 _LARGEST_SHARE = 0.1
 
 
@@ -64,9 +64,10 @@ class Sampling(Protocol):
     def kind(self) -> Kind:
         """How records join batches.
 
-        "poisson": each record independently; "fixed": in batches of a fixed size; "bins": each
-        record in the batches of a secret bin; "separated": each record again after a random number
-        of steps.
+        "poisson": each record joins each batch independently. "fixed": each batch is a random set
+        of a fixed size. "bins": each record joins the batches of one secret bin. "separated": after
+        joining a batch, a record skips a fixed number of batches, and then joins each batch with a
+        fixed probability.
         """
         ...
 
@@ -227,7 +228,7 @@ def dp_sgd_risk(
 
 
 class _Drawn(NamedTuple):
-    """The public numbers of a sampling, which are hashable and so can be part of a cache key."""
+    """The public parameters of a sampling. They are hashable, so they can be in a cache key."""
 
     kind: Kind
     n: int
@@ -282,8 +283,8 @@ class DpSgdRun(NamedTuple):
             )
         if sampling.kind == "bins" and sampling.rate != 1:
             raise ValueError(
-                f"sampling.rate must be 1 for bins, whose records all join, got {sampling.rate}:"
-                " use balls_in_bins_sampling"
+                "sampling.rate must be 1 for sampling by bins, because every record is in a bin,"
+                f" got {sampling.rate}: use balls_in_bins_sampling"
             )
         # In separated sampling, it is secret which batches a record joins. Only simulations make
         # use of this. The formulas here assume that a record joins whenever it may join: rate 1.
@@ -439,7 +440,10 @@ class DpSgdRun(NamedTuple):
             raise NoEpsilonError(self._used_up(epsilon))
 
     def _largest_epsilon(self) -> float:
-        """Returns an epsilon at which inexact noise and batches alone cost more than delta."""
+        """Returns an epsilon that is too large: no part of delta is left for the ideal run.
+
+        At this epsilon, inexact noise and inexact batches already cost more than delta.
+        """
         return max(0.0, math.log(self.delta) - math.log(self.missed))
 
     def _used_up(self, epsilon: float | None = None) -> str:

@@ -16,14 +16,14 @@ _OUTWARD = 1 + 1e-9
 # A search must return a noise multiplier whose epsilon is at least this fraction of the requested
 # epsilon.
 _MET = 0.99
-# Searches before the last one. In each pair, the first number is the factor by which loss intervals
-# are wider, and the second is the precision of the logarithm of the noise multiplier. Each search
-# starts from the result of the search before.
+# Settings (a, b) of all searches except the last. Loss intervals are a times as wide as in the last
+# search. The logarithm of the noise multiplier is found to a precision of b. Each search starts
+# from the result of the search before.
 _COARSE = ((32.0, 0.05), (8.0, 2e-3))
 _WITHIN = 1e-3
-# The slope of log epsilon against the log of the noise multiplier may be too steep if it comes from
-# wide intervals, so it is reduced to this maximum. With too steep a slope, steps toward the root
-# are too short. With a slope of 5 or more, a step might not come nearer to the root.
+# Wide intervals may overestimate the slope of log epsilon against the log of the noise multiplier.
+# Then steps toward the root are too short. If the estimate is 5 or more, a step might even end no
+# nearer to the root. So larger estimates are reduced to this maximum.
 _STEEPEST = 3.0
 
 
@@ -85,14 +85,15 @@ def dp_sgd_noise_multiplier(
     if advantage is not None:
         if epsilon is not None or delta is not None or method != "pld":
             raise ValueError(
-                'advantage must be given alone, with method="pld", got'
+                'advantage must be given without epsilon and delta, and method must be "pld", got'
                 f" epsilon={epsilon}, delta={delta}, method={method!r}"
             )
         run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld", strategy=strategy).checked()
         return _noise_for_advantage(run, advantage)
     if epsilon is None or delta is None:
         raise ValueError(
-            f"epsilon and delta must be given, or advantage, got epsilon={epsilon}, delta={delta}"
+            "epsilon and delta must both be given, or else advantage alone, got"
+            f" epsilon={epsilon}, delta={delta}"
         )
     run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
     target = _checks.concrete_positive("epsilon", epsilon)
@@ -113,9 +114,10 @@ def dp_sgd_noise_multiplier(
         reached = run.epsilon(z)
         if reached < _MET * target and z > LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
-                f'method="renyi" has no noise multiplier near epsilon={target:g} at'
-                f" delta={run.delta:g}: {z:.4g} gives an epsilon of {reached:.3g}, and less noise"
-                f' gives more than {target:g}; use method="pld"'
+                f'method="renyi" finds no noise multiplier with an epsilon near {target:g} at'
+                f" delta={run.delta:g}: the least noise multiplier with an epsilon of at most"
+                f" {target:g} is {z:.4g}, and its epsilon is only {reached:.3g}; use"
+                ' method="pld"'
             )
         return z
     return least_noise(run.epsilon, target)
@@ -137,8 +139,8 @@ class _Point(NamedTuple):
 
     Attributes:
         at: log(z).
-        excess: the log of the epsilon at z divided by the target epsilon. If the target is an
-            advantage, the advantage takes the place of epsilon.
+        excess: log(epsilon at z / target epsilon). If the target is an advantage, it is
+            log(advantage at z / target advantage).
     """
 
     at: float
@@ -174,10 +176,11 @@ class _Bracket(NamedTuple):
         return self.enough.at + self.enough.excess / self.slope
 
     def narrow(self, within: float) -> bool:
-        """Whether the search may end: noise below (1 - `within`) times `enough` is too little.
+        """Whether the search may end, because slightly less noise than `enough` is too little.
 
-        If the slope is known, this also follows if the excess of `enough` is only slightly below 0.
-        Because the slope may be inexact, only half of it is assumed here, and at most 1.
+        The search may end if noise below (1 - `within`) times `enough` is known to be too little.
+        If `known_slope` is above 0, an excess of `enough` slightly below 0 implies this. The slope
+        may be inexact, so the smaller of `known_slope` / 2 and 1 is used in its place.
         """
         if self.enough.at <= math.log(LEAST_NOISE):
             return True
@@ -197,7 +200,7 @@ class _Bracket(NamedTuple):
         return min(max(root, little.at + margin), enough.at - margin)
 
     def _outside(self, margin: float) -> float:
-        """Returns the next logarithm to try if only one of the two points has been found."""
+        """Returns the next logarithm to try while `little` or `enough` has not been found."""
         known = self.little if math.isinf(self.enough.at) else self.enough
         if self.known_slope:  # A point just above the root may end the search.
             move = known.excess / self.known_slope + margin / 2
@@ -225,7 +228,7 @@ def least_noise(promised: Callable[..., float], target: float) -> float:
 
 
 def least_noise_at_once(promised: Callable[[float], float], target: float) -> float:
-    """Returns the same as `least_noise`, for a function without `coarseness`."""
+    """Returns the same as `least_noise`. Here `promised` takes no argument `coarseness`."""
     return math.exp(_search(promised, target, 0.0, 0.0, _WITHIN).enough.at)
 
 

@@ -146,7 +146,7 @@ def _decimal(number: object) -> Decimal:
 
 
 def _plain(number: object) -> str:
-    """Returns a decimal with all digits, or in scientific notation if they exceed 14 characters."""
+    """Formats a decimal with all digits; in scientific notation if they exceed 14 characters."""
     text = format(_decimal(number), "f")
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text if len(text) <= 14 else str(_decimal(number).normalize())
@@ -288,7 +288,7 @@ class Ledger(Account):
             )
 
     def _knows_records(self, name: str, records: object) -> None:
-        """Records that `name` stands for `records` in this process; refuses a second meaning.
+        """Remembers, in this process, the object that a name stands for. Refuses another object.
 
         Args:
             name: the name of the records.
@@ -392,7 +392,9 @@ class Ledger(Account):
         self.record(Payment(key, guarantee, what))
 
     def parallel(self, column: str) -> Parts:
-        """A `with` block for disjoint parts of the records: it costs the largest of their costs.
+        """A `with` block for releases on disjoint parts of the records.
+
+        The block costs as much as its most expensive part:
 
             with ledger.parallel("cut") as part:
                 slots = queries.padded_records(table, capacity=100_000)
@@ -488,8 +490,8 @@ class Ledger(Account):
 
     def record(self, release: Payment, price: Amount | None = None) -> None:
         """Pays for a release that is about to be drawn: `price`, or the cost of its guarantee."""
-        # If gamma was set by hand, the guarantee does not say from which sampling it comes.
-        # `compose` then adds a sampling with a new identity. The file stores this identity.
+        # If gamma was set by hand, the guarantee names no sampling. Then `compose` adds a sampling
+        # with a new identity to the guarantee, and the file stores this identity.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"

@@ -29,7 +29,8 @@ class SimulatedLosses:
     """Privacy losses that were simulated; made by `monte_carlo`.
 
     Attributes:
-        confidence: the probability over the simulation that all limits hold together.
+        confidence: the probability, over the random draws, that all upper limits from `epsilon` and
+            `delta` are correct.
         draws: how many losses were drawn in each direction.
         relation: which databases are neighbors.
         privacy_unit: the unit of data in which neighbors differ, as in `Guarantee`.

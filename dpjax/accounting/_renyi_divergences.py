@@ -14,7 +14,7 @@ from dpjax.accounting._compose_events import left_out_orders_hidden
 if TYPE_CHECKING:
     from dpjax.accounting._dp_sgd import Sampling
 
-# Orders of Renyi divergences. They are densest where the best order of most runs is.
+# Orders of Renyi divergences. They are closest together where most runs have their best order.
 ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
 _OUTWARD = 1 + 1e-9
 # Below this noise multiplier, divergences under replace-one are bounded by a closed form instead of

@@ -28,8 +28,8 @@ from dpjax.accounting._renyi_divergences import (
 from dpjax.random._repetitions import Repetitions, repetitions
 
 _OUTWARD = 1 + 1e-9
-# `_by_divergences` assumes a largest number of runs. This fraction of delta pays for the case that
-# there are more runs.
+# `_by_divergences` assumes a limit on the number of runs. The probability that the number exceeds
+# the limit is at most this fraction of delta.
 _RARE = 1e-6
 
 
@@ -51,9 +51,9 @@ class OneRun(NamedTuple):
 def best_of_runs(one_run: Guarantee, *, runs: float, shape: float = 1.0) -> Guarantee:
     """The guarantee of the best of a random number of runs, from the guarantee of one run.
 
-    The number of runs K is random, and only the best run is shown. So epsilon is multiplied by 2 +
-    shape. This factor does not depend on the mean of K. delta is multiplied by the mean of K. For a
-    Poisson distribution, see below.
+    The number of runs K is random, and only the best run is shown. By the theorems cited below,
+    epsilon is multiplied by 2 + `shape`, and delta by the mean of K. The factor 2 + `shape` does
+    not depend on this mean. For a Poisson distribution of K, see the formal guarantees.
 
     Args:
         one_run: the guarantee of one run, which includes its score. gamma must be 0.
@@ -228,11 +228,12 @@ def _by_ratios(epsilon: float, law: Repetitions) -> float:
 
 
 def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float) -> float:
-    """Returns the epsilon of the best run, by Renyi divergences; infinite if delta is used up.
+    """Returns the epsilon of the best run, by Renyi divergences.
 
-    The noise and the batches of a real run are only nearly ideal. In one run, this adds a privacy
-    loss of at most x, except with probability y. In K runs, it adds at most K x, except with a
-    probability of at most K y.
+    The noise and the batches of a real run differ slightly from ideal ones. In one run, the
+    difference adds a privacy loss of at most x, except with probability y. In K runs, it adds at
+    most K x, except with a probability of at most K y. Part of delta pays for the exceptions. If no
+    part of delta is left, the result is infinite.
     """
     divergences = np.max([_divergences_of_one(one) for one in candidates], axis=0)
     best = divergences_of_best(divergences, law)

@@ -68,13 +68,14 @@ class Pool:
         mu = _mu_of(guarantee, drawing, shift)
         if mu is None:
             raise BudgetExceededError(
-                "a share of a budget with a delta pays only for Gaussian noise in the norm l2 and"
-                " for releases without a delta: pay for other releases from the ledger itself"
+                "this budget has a delta above 0, and its shares pay only for Gaussian noise in the"
+                " norm l2 and for releases with delta 0: pay for other releases from the ledger"
+                " itself"
             )
         return Fraction(mu) ** 2
 
     def covers(self, drawn: int) -> bool:
-        """Whether the part set aside for inexact noise tables is enough for `drawn` noisy numbers.
+        """Whether the reserved part of the budget pays for inexact noise tables.
 
         `drawn` is the number of noisy numbers that are drawn in total.
         """
@@ -84,7 +85,7 @@ class Pool:
         return epsilon <= self.epsilon and delta <= self.delta
 
     def price(self) -> Amount | None:
-        """Returns the price of the next release. None means the cost of the release's guarantee."""
+        """Returns the price of the next release; None if its guarantee determines the price."""
         if self.delta == 0:
             return None
         return (0, 0) if self.used else self.whole
@@ -139,7 +140,7 @@ class Share(Account):
 
     @property
     def remaining(self) -> float:
-        """The fraction of the share that is left, from 0 to 1."""
+        """The unspent fraction of this share, from 0 to 1."""
         return float((self.most - self.spent) / self.most)
 
     def record(self, release: Payment) -> None:
@@ -156,10 +157,11 @@ class Share(Account):
             left = self.most - self.spent
             if cost > left or pool.spent + cost > pool.most or not pool.covers(drawn):
                 raise BudgetExceededError(
-                    f"this release costs {float(cost / self.most):.3g} of the share, but only "
-                    f"{float(left / self.most):.3g} of the share is left. A Gaussian release of "
-                    f"epsilon {self.epsilon:.4g} and delta {self.delta:.4g}, or a release of "
-                    f"epsilon {self.pure_epsilon:.4g} without a delta, costs the whole share"
+                    "the budget of this share is too small: the release costs "
+                    f"{float(cost / self.most):.3g} of the share, but only "
+                    f"{float(left / self.most):.3g} is left. The whole share pays for one Gaussian "
+                    f"release with epsilon {self.epsilon:.4g} and delta {self.delta:.4g}, or for "
+                    f"one release with epsilon {self.pure_epsilon:.4g} and delta 0"
                 )
             pool.pay(release, pool.price())
             pool.drawn, pool.used = drawn, True
@@ -191,8 +193,8 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float |
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
     # An epsilon-DP release costs as much as Gaussian noise with Phi(mu / 2) = 1 / (1 + e^-epsilon).
-    # The equal equation Phi(-mu / 2) = 1 / (1 + e^epsilon) is solved, because small probabilities
-    # have small relative rounding errors.
+    # The equivalent equation Phi(-mu / 2) = 1 / (1 + e^epsilon) is solved, because small
+    # probabilities have small relative rounding errors.
     tail = -np.logaddexp(0.0, float(guarantee.epsilon))
     return -2 * float(scipy.special.ndtri_exp(tail)) * (1 + _MARGIN)
 

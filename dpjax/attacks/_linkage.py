@@ -148,7 +148,8 @@ def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> di
     ZIP codes are equally likely, ages have the distribution of the census of 2010 in bands of five
     years, birthdays are uniform, and 50.8% are female, all independent. Diagnoses are uniform and
     independent of everything else. So other people's records reveal nothing about a person's
-    diagnosis: if guesses are right more often than 1 / diagnoses, they use that person's record.
+    diagnosis. Only an attack that uses this person's own record can guess the diagnosis with a
+    probability above 1 / diagnoses.
 
     Args:
         key: a typed key.

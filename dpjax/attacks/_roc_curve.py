@@ -94,11 +94,12 @@ class RocCurve:
         if self.confidence is None:
             return TruePositiveRate(estimate, None, None)
         error = (1 - self.confidence) / 4
-        # Let t be the threshold whose false positive rate is exactly `rate`. Let B be the number of
-        # non-members with scores above t, which is binomial. Probably, B is at least
-        # `surely_below`. Then the score of the non-member of rank `surely_below` is above t, so its
-        # false positive rate is at most `rate`. Probably, B is also less than `surely_above`. Then
-        # the score of the non-member of rank `surely_above` has a rate of at least `rate`.
+        # Let t be the threshold whose false positive rate is exactly `rate`. The number B of
+        # non-members with scores above t is binomial. Rank 1 is the highest score of a non-member.
+        # Probably, B is at least `surely_below`. Then the score of rank `surely_below` is above t.
+        # As a threshold, this score has a false positive rate of at most `rate`. Probably, B is
+        # also less than `surely_above`. Then the score of rank `surely_above`, as a threshold, has
+        # a false positive rate of at least `rate`.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -146,7 +147,10 @@ class RocCurve:
         return rates, clopper_pearson_upper(found, len(self.members), error)
 
     def _ranks(self) -> np.ndarray:
-        """Returns some ranks from 1 to n, with steps of about the standard deviation of a rank."""
+        """Returns some ranks i from 1 to n, in steps of about sqrt(min(i, n + 1 - i)).
+
+        The number of non-members above a fixed threshold has about this standard deviation.
+        """
         n = len(self.non_members)
         squares = np.arange(2, 2 * math.isqrt(n) + 2) ** 2 // 4
         near = squares[squares <= (n + 1) // 2]
@@ -322,7 +326,7 @@ class ClaimComparison:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the claim is wrong, if the limits are valid."""
+        """Whether the attack contradicts the claim, if the attack's confidence limits are valid."""
         return self.epsilon > float(self.claimed.epsilon)
 
     def __repr__(self) -> str:
@@ -335,7 +339,7 @@ class ClaimComparison:
 
 
 def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: ArrayLike) -> np.ndarray:
-    """The highest true positive rate that a guarantee allows any attack, over random pairs.
+    """The highest true positive rate that any attack on random pairs can have under a guarantee.
 
     The slack is s = delta + gamma + 1 - C, where C is the confidence. If the confidence is None,
     gamma includes the probability that the sampling went wrong, and C is 1. The rate is the smaller
@@ -441,8 +445,9 @@ def _about_one_record(guarantee: Guarantee) -> Guarantee:
     claimed = concrete(guarantee)
     if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
         raise ValueError(
-            "guarantee must be about replacing one record, since the attack distinguishes such"
-            f" databases, got {claimed} under {claimed.relation}"
+            "guarantee must be under replace-one and not for groups, because the attack"
+            " distinguishes databases that differ in one record, got"
+            f" {claimed} under {claimed.relation}"
         )
     return claimed
 

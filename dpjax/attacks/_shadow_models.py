@@ -32,7 +32,8 @@ class ShadowModels:
         population: shape (models, others): scores of records that no model was trained on; or None.
 
     Formal guarantees:
-        A fair coin decides whether a record is in a database, independently of all other models.
+        For each model, a fair coin decides whether a record is in the model's database. The coins
+        of different models are independent.
     """
 
     scores: jax.Array
@@ -275,7 +276,7 @@ def one_of_each_model(
 def _likelihood_ratios(
     values: jax.Array, inside: jax.Array, *, mode: ShadowAttackMode, variance: LiraVariance
 ) -> jax.Array:
-    # Centering reduces the cancellation when one term is subtracted from a sum below.
+    # Centered values lose fewer digits when `_fit_to_others` subtracts one term from a sum.
     values = values - jnp.mean(values, axis=0, keepdims=True)
     out = _fit_to_others(values, ~inside, variance)
     if mode == "offline":
@@ -407,7 +408,10 @@ def _robust_scores(
 
 
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Averages over the chosen models except the attacked one; over all others if none is left."""
+    """Averages over the chosen models except the attacked model.
+
+    If no chosen model is left, averages over all models except the attacked model.
+    """
     weights = chosen.astype(values.dtype)
     count, total = (
         jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)

@@ -134,9 +134,9 @@ def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
     This is min(n, 2 floor(2 E)), which is the bound 4 E of Theorem 1 of the lecture "A firm
     foundation for private data analysis", rounded down to a number that can occur. It is attained
     (docs/proofs/reconstruction.md). With E = n/400, at most 1% of the bits are wrong. The lecture
-    calls this blatantly non-private. It also says that noise bounded by n/400 prevents it. But the
-    theorem says only that noise below n/400 does not prevent it. More noise may not prevent it
-    either: up to E = n/8, at least half of the records are surely right.
+    calls this blatantly non-private. It also says that noise bounded by n/400 prevents it, but this
+    does not follow. The theorem says only that noise below n/400 does not prevent it. More noise
+    may not prevent it either: up to E = n/8, at least half of the records are surely right.
 
     Args:
         n: the number of records, at least 1.
@@ -187,11 +187,10 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Takes the larger entry of subsets with and without record i, for both values of record i.
+    """Returns max(x[S], x[S with record i] + v `step`), for subsets S without record i, v = 0, 1.
 
-    In an index of x, bit i says whether the subset contains record i. In an index of the result,
-    bit i is the candidate's value of record i. If this value is 1, `step` is added to the entries
-    of subsets that contain record i.
+    v is the candidate's value of record i. In an index of x, bit i says whether the subset contains
+    record i. In an index of the result, bit i is v.
     """
     without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
     ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))

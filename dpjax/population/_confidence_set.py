@@ -261,9 +261,9 @@ class ConfidenceSet:
         search, (low, high) = self._searched
         if np.isnan(low).any():
             raise ValueError(
-                "no parameters within the bounds belong to the set: the largest p-value was"
-                f" {search.p_values.max():.3g}. The bounds are too narrow, or the model does not"
-                " fit the release"
+                "no parameters within the bounds belong to the confidence set: the largest p-value"
+                f" was {search.p_values.max():.3g}. The bounds are too narrow, or the model does"
+                " not fit the release"
             )
         first, last = self._ends
         ends = (np.asarray(first + x * (last - first), np.float64) for x in (low, high))
@@ -335,12 +335,12 @@ def confidence_set(
     seeds: int = 199,
     statistic: Callable[[Any], PyTree] | None = None,
 ) -> ConfidenceSet:
-    """The parameters of a population that a release does not exclude, without a prior.
+    """The set of population parameters that are consistent with a release. It needs no prior.
 
-    Each theta is tested by simulation: R seeds give R databases of a population with theta, and R
-    releases about these databases. If theta is true, the observed release and the simulated ones
-    are R + 1 exchangeable releases. So theta is excluded if the observed release is among the least
-    central alpha (R + 1) of them, with alpha = 1 - confidence.
+    Each parameter theta is tested by simulation: R databases are drawn from a population with
+    theta, and `private` makes one release of each. If theta is true, the observed release and the
+    simulated releases are R + 1 exchangeable releases. So theta is excluded if the observed release
+    is among the least central alpha (R + 1) of them, with alpha = 1 - confidence.
 
     Args:
         key: a typed key of `dpjax.random`, used for nothing else. It makes the seeds.
@@ -453,7 +453,7 @@ def _draw_of(
 
 
 def _observed(simulation: Simulation, release: Any) -> jax.Array:
-    """Returns the statistic of the observed release. Refuses one of another structure."""
+    """Returns the statistic of the observed release, after checking the release's structure."""
     values = list(release) if len(simulation.draws) > 1 else [release]
 
     def simulated(key: Key, theta: PyTree) -> list[Value]:
@@ -470,8 +470,9 @@ def _observed(simulation: Simulation, release: Any) -> jax.Array:
     alike = jax.tree.map(np.shape, given) == jax.tree.map(jnp.shape, wanted)
     if not alike or not all(fits(x, like.dtype) for x, like in leaves):
         raise ValueError(
-            "release must be like a release of the private function on a database of the model,"
-            f" {_checks.described(wanted)}, got {_checks.described(given)}"
+            "release must have the structure, shapes and dtypes of the private function's releases"
+            f" on databases of the model, {_checks.described(wanted)}, got"
+            f" {_checks.described(given)}"
         )
     as_drawn = jax.tree.map(lambda x, like: jnp.asarray(x.astype(like.dtype)), given, wanted)
     return simulation.numbers(as_drawn)

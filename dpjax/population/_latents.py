@@ -79,9 +79,9 @@ class _Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Latents:
-    """A program of a key whose draws are functions of independent standard normal numbers.
+    """A program that took a key, rewritten to take independent standard normal numbers instead.
 
-    Each array of random bits in the program is computed from normal numbers of its own. The normal
+    Each array of random bits in the program is computed from separate normal numbers. The normal
     distribution function turns them into uniform numbers, and these give the bits. So the outputs
     have the same law as under random keys. Uniform numbers, and functions of `jax.random` that use
     them, are differentiable. A loop that draws by rejection gets a key that consists of such bits.
@@ -126,7 +126,7 @@ class Latents:
 
     @property
     def places(self) -> jax.Array:
-        """Returns an array: entry i is the index of the draw that is computed from number i."""
+        """Returns, for each normal number, the index of the draw that is computed from it."""
         sizes = [math.prod(spec.shape) for spec in self.specs]
         return jnp.repeat(jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=self.size)
 
@@ -216,7 +216,7 @@ class _Walk:
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(keys))
 
     def _needed(self, equation: Equation) -> int:
-        """Returns how many drawn bits are used: a uniform number uses only the highest ones."""
+        """Returns how many drawn bits are used. A uniform number uses only the highest bits."""
         bits = equation.outvars[0]
         size = aval(bits).dtype.itemsize * 8
         uses = [e for e in self._program.eqns if any(x is bits for x in e.invars)]

@@ -150,13 +150,13 @@ class Law:
         return self._as_drawn(jax.tree.map(converted, held, wanted.tree()))
 
     def _as_drawn(self, held: Value) -> Value:
-        """Puts the numbers that a release stores into the structure in which they were drawn."""
+        """Converts numbers from the structure of a stored release to the structure of the draw."""
         wanted = self.published
         leaves = zip(jax.tree.leaves(_in_order(held, wanted)), wanted.leaves, strict=True)
         return jax.tree.unflatten(wanted.structure, [x.reshape(like.shape) for x, like in leaves])
 
     def _as_held(self, database: Database) -> "Law":
-        """Checks that releases store the noisy numbers, and adds their structure to the law.
+        """Checks that releases store their noisy numbers. Adds the stored structure to the law.
 
         If a function of dpjax computes a statistic from noisy numbers, the release also stores the
         noisy numbers. For any other function, the value of the release must be the noisy numbers
@@ -220,9 +220,9 @@ class Law:
         for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
-                    f"{name} must match the releases of {self.name} on databases of the model: they"
-                    f" have {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}."
-                    " Pass the private function, n and capacity that made the release"
+                    f"{name} must match the releases of {self.name} on databases of the model, with"
+                    f" {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}: pass"
+                    " the private function, n and capacity that made the release"
                 )
 
 
@@ -243,10 +243,9 @@ def _simulated(private: Releases, database: Database) -> tuple[Inside, Value]:
         return found[0]
     except _ASKED_FOR_NUMBERS as error:
         raise TypeError(
-            "private must be made by dpjax.privatize, or be JAX code that runs on many "
-            f"simulated databases at once, but {_checks.shown(private)} needs the values of "
-            "their arrays while it is traced: use dpjax.confidence_set, or write the target "
-            "with jax.numpy"
+            "private must be made by dpjax.privatize, or be JAX code that can run on many "
+            f"simulated databases at once, but {_checks.shown(private)} reads the values of traced "
+            "arrays: use dpjax.confidence_set, or write the target with jax.numpy"
         ) from error
     raise TypeError(
         "private must be a function that makes its release by dpjax.privatize or a private "
@@ -276,7 +275,10 @@ def _drawn(plan: Inside, key: Key, value: Value) -> Value:
 
 
 def _numbers_in(release: Release) -> Value:
-    """Returns a release's noisy numbers, which are stored beside its value, or are its value."""
+    """Returns the noisy numbers of a release.
+
+    Some releases store them in `accuracy.measured`. For other releases, they are the value.
+    """
     measured = release.accuracy.measured
     if measured is None:
         return release.value

@@ -35,7 +35,7 @@ class Draws:
 
     @functools.cached_property
     def columns(self) -> list[np.ndarray]:
-        """Returns an array over the draws for each number of theta."""
+        """Returns, for each number in theta, an array of its values in all draws."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.tree)]
         return [column for leaf in leaves for column in leaf.reshape(len(leaf), -1).T]
 
@@ -134,8 +134,9 @@ class Posterior:
             if is_tempered:
                 raise ValueError(
                     f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
-                    f" {count:,} draws: the independent runs that made the draws disagree. Ask for"
-                    f" about {needed:.1g} draws, or give fewer released numbers at once"
+                    f" {count:,} draws: the draws come from independent runs, and the results of"
+                    f" these runs disagree. Ask for about {needed:.1g} draws, or give fewer"
+                    " released numbers at once"
                 )
             raise ValueError(
                 f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of "

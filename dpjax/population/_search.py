@@ -12,9 +12,9 @@ from jax.scipy.linalg import solve_triangular
 # If numbers are equal, their covariance matrix is not invertible. So each variance v is raised by
 # 1e-6 max(v, 1e-6).
 _LEAST_VARIANCE = 1e-6
-# A number of a release may be nearly a linear function of the numbers before it. If these leave
-# less than this fraction of its variance unexplained, float32 is too coarse for the lengths in
-# `margins`.
+# A number of a release may be nearly a linear function of the earlier numbers. Then the earlier
+# numbers explain most of its variance. If the unexplained fraction is smaller than this, float32 is
+# too coarse for the lengths in `margins`.
 _LEAST_UNEXPLAINED = 1e-3
 _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 
@@ -188,14 +188,15 @@ class _Cells(NamedTuple):
 
 
 class Search:
-    """Searches the unit cube for large p-values, by cells that are split adaptively.
+    """Finds the parts of the unit cube with large p-values, by splitting cells adaptively.
 
     A point *belongs* if its upper p-value exceeds alpha. The *places* of a cell are its corners,
     its middle, and the middles of its edges and faces. The *margins* of a point are the numbers
     that determine its upper p-value. Take the range from the least to the largest margin at the
     places of a cell, and extend the range on both sides by half of its length. The cell is left out
-    only if the upper p-value is at most alpha for all margins in the extended range. If margins are
-    quadratic along a line, this range contains all margins on the line.
+    only if the upper p-value is at most alpha for all margins in the extended range. Consider a
+    margin that is a quadratic function along an edge of the cell. The extended range contains all
+    its values on the edge.
     """
 
     def __init__(self, evaluate: Evaluate, alpha: float, dims: int, numbers: int = 1):
@@ -278,9 +279,9 @@ class Search:
         return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
     def _inner(self) -> np.ndarray:
-        """Returns minus the least, and then the largest coordinates of evaluated points in the set.
+        """Returns the negated least coordinates, and then the largest, of points in the set.
 
-        A point is in the set if its upper p-value exceeds alpha.
+        These are all evaluated points whose upper p-value exceeds alpha.
         """
         inside = self._all()[0][self._upper_at_points() > self._alpha]
         if not len(inside):

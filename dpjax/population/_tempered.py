@@ -224,7 +224,8 @@ def tempered(
 def _risen(density: Density, places: jax.Array, state: _State) -> _State:
     """Makes one step: raises the power, resamples the particles, and moves them.
 
-    `places` contains, for every number of a particle, the index of its draw, as `Latents.places`.
+    For each number of a particle, `places` contains the index of the draw that is computed from
+    this number (`Latents.places`).
     """
     key, key_choose, key_move = jax.random.split(state.key, 3)
     power = state.power + _rise(state.log_density, state.power)
@@ -260,9 +261,10 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
 
 
 def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
-    """Returns the largest rise of the power that leaves enough effective particles.
+    """Returns the largest increase of `power` that leaves enough effective particles.
 
-    The effective size of the weights must be at least `_SHARE` of the number of particles.
+    `log` contains the log densities of the particles. The density is raised to `power`. The
+    effective size of the weights must be at least `_SHARE` of the number of particles.
     """
 
     def fits(rise: jax.Array) -> jax.Array:
@@ -271,7 +273,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
     def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
-        # The largest rise is tried first. It ends at power 1.
+        # The bisection tries `high` first. With this increase, the power becomes 1.
         middle = jnp.where(i == 0, high, (low + high) / 2)
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
@@ -305,7 +307,7 @@ def runs_that_count(weights: np.ndarray) -> float:
 
 
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
-    """Returns how many independent draws would estimate averages with the error of the islands.
+    """Returns how many independent draws would give averages with the same error.
 
     Islands are independent runs, so the jackknife, which leaves out one island at a time, measures
     the error. Comparing each island's average with the average of all draws would hide the error:

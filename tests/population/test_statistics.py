@@ -173,7 +173,7 @@ REFUSED = {
         of_numbers,
         {},
         TypeError,
-        "needs the values of their arrays",
+        "reads the values of traced arrays",
     ),
     "no draw": (COUNT, lambda key, x: x, {}, TypeError, "draws no noise"),
     "a mechanism alone": (
