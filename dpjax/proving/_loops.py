@@ -421,7 +421,7 @@ class _Roots:
         self.used = Counter(x for x in map(self.of, uses) if isinstance(x, jex.Var))
 
     def of(self, atom: Atom) -> Atom:
-        """Goes back from `atom` through casts that change nothing. Returns the variable before."""
+        """Returns the variable that was cast to `atom` if the cast changes nothing, else `atom`."""
         return self.root.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def same(self, j: int, k: int) -> bool:
@@ -553,9 +553,9 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
     """Whether a step maps the abstract values `taken` into themselves.
 
-    Each pair in `met` is such a value with its value after the step, both as changed by `_met`. If
-    `_met` changed a value in `taken`, the result is False. Then the step must be walked again,
-    because it was walked with the unchanged value.
+    For each of these values, `met` has a pair from `_met`: the value before the step, and its value
+    after the step. If `_met` changed the value before the step, the result is False, because the
+    step must be walked again from the changed value.
     """
     if any(x is not before for x, (before, _) in zip(taken, met, strict=True)):
         return False

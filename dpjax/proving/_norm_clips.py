@@ -83,8 +83,8 @@ class Search(Reader):
         root: the program that clips x.
         steps: how many operations the search has passed. It stops after `MOST_STEPS` of them.
         x: the array that is clipped.
-        loose: whether a sum or a maximum computes the variable that `above` bounds. Then this
-            variable may be large even if x is 0.
+        loose: whether a sum or a maximum is on the way from x to the variable that `above` bounds.
+            Then this variable may be large even if x is 0.
     """
 
     x: Any = None

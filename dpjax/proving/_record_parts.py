@@ -172,7 +172,7 @@ class RecordWalk(PaddedWalk):
             self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis, of_nan)
 
     def parts(self) -> list[Part]:
-        """Returns the arrays that are computed for each record alone and then combined."""
+        """Returns the arrays computed for each record alone, and then combined over records."""
         found = (self.made[k] for k in self.combined if k in self.made)
         return [Part(frozenset(keys), x.value, x.empty) for x, keys in found]
 
@@ -188,7 +188,8 @@ class _UnknownError(Exception):
 def slopes_of(jaxpr: jex.Jaxpr) -> int:
     """Returns how many slopes (derivatives) are computed for each number.
 
-    There is one slope for each coordinate of a record. The result is 0 if these are too many.
+    There is one slope for each coordinate of a record. For more than `_MOST_SLOPES` coordinates,
+    the result is 0.
     """
     coordinates = sum(math.prod(aval(x).shape[1:]) for x in jaxpr.invars[len(jaxpr.invars) // 2 :])
     return coordinates if coordinates <= _MOST_SLOPES else 0

@@ -83,8 +83,8 @@ class Pending:
     Attributes:
         shift: the sum of |c| over the constants c that were added.
         starts: one pair (token, count) for each earlier sum. The token identifies the sum, and
-            count is the number of its terms. A compiler may use a number that the program adds
-            later as the initial value of the sum.
+            count is the number of its terms. If the program adds a number to the sum later, a
+            compiler may use the number as the initial value of the sum.
         load: the sum of the magnitudes of all terms of the sums in `starts`.
         terms: how many terms this array contributes to a later sum, if a compiler flattens it.
         weight: the sum of the magnitudes of these terms.
