@@ -246,7 +246,7 @@ class Texts:
     def _refuse_order(self, other: object) -> Any:
         raise TypeError(
             "a column of texts can only be compared by == and !=, not by <, <=, > or >= with"
-            f" {_checks.shown(other)}. Pandas columns of objects count as texts, too: convert them"
+            f" {_checks.shown(other)}. Objects of pandas count as texts, too: convert them"
             " by pandas.to_numeric or pandas.to_datetime"
         )
 

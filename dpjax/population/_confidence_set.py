@@ -470,9 +470,8 @@ def _observed(simulation: Simulation, release: Any) -> jax.Array:
     alike = jax.tree.map(np.shape, given) == jax.tree.map(jnp.shape, wanted)
     if not alike or not all(fits(x, like.dtype) for x, like in leaves):
         raise ValueError(
-            "release must have the structure, shapes and dtypes of the private function's releases"
-            f" on databases of the model, {_checks.described(wanted)}, got"
-            f" {_checks.described(given)}"
+            "release must be like the private function's releases: the structure, shapes and dtypes"
+            f" must be {_checks.described(wanted)}, got {_checks.described(given)}"
         )
     as_drawn = jax.tree.map(lambda x, like: jnp.asarray(x.astype(like.dtype)), given, wanted)
     return simulation.numbers(as_drawn)

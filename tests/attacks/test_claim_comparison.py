@@ -94,7 +94,7 @@ def test_guarantees_about_other_neighbors_are_refused():
         Guarantee(1.0, relation=NeighboringRelation.ADD_OR_REMOVE_ONE),
         Guarantee(1.0, group_size=2),
     ):
-        with pytest.raises(ValueError, match="replacing one record"):
+        with pytest.raises(ValueError, match="must be under replace-one and not for groups"):
             highest_true_positive_rate(guarantee, 0.1)
 
 
