@@ -42,7 +42,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     add-or-remove-one is first converted to replace-one. If the guarantee also states its epsilon
     and delta under replace-one, these are used. Guarantees of Gaussian noise and of DP-SGD state
     both. Any other guarantee becomes (2 epsilon, (1 + e^epsilon) delta). A guarantee that is
-    converted must have gamma 0.
+    converted must have gamma 0 and confidence 1.
 
     epsilon and delta are added up. gamma and 1 - confidence are added up over distinct samplings:
     each sampled sensitivity counts once, for any number of releases. If a sampling is marginal, the
@@ -309,10 +309,10 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
         )
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(
-            f"guarantee must have gamma 0 to be converted to {relation}, got {known}: its gamma is"
-            " a probability over pairs of databases with different numbers of records, but under"
-            f" {relation} both databases have the same number. Sample the sensitivity under"
-            f" {relation} instead"
+            f"guarantee must have gamma 0 and confidence 1 to be converted to {relation}, got "
+            f"{known}: gamma is a probability over pairs of databases with different numbers of records, "
+            f"but under {relation} both databases have the same number. Sample the sensitivity, or "
+            f"simulate the losses, under {relation} instead"
         )
     epsilon, delta = price_in_replace_one(known)
     return dataclasses.replace(
