@@ -310,9 +310,9 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(
             f"guarantee must have gamma 0 and confidence 1 to be converted to {relation}, got "
-            f"{known}: gamma is a probability over pairs of databases with different numbers of records, "
-            f"but under {relation} both databases have the same number. Sample the sensitivity, or "
-            f"simulate the losses, under {relation} instead"
+            f"{known}: gamma is a probability over pairs of databases with different numbers of "
+            f"records, but under {relation} both databases have the same number. Sample the "
+            f"sensitivity, or simulate the losses, under {relation} instead"
         )
     epsilon, delta = price_in_replace_one(known)
     return dataclasses.replace(

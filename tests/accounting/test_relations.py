@@ -165,7 +165,9 @@ def test_a_gamma_has_no_price(sampled, ledger):
         lambda guarantee: accounting.compose(guarantee, Guarantee(1.0)),
         accounting.PrivacyFilter(epsilon=1.0, delta=1e-6).admit,
     ):
-        with pytest.raises(ValueError, match="gamma 0 to be converted to replace-one"):
+        with pytest.raises(
+            ValueError, match="gamma 0 and confidence 1 to be converted to replace-one"
+        ):
             pay(sampled)
     assert not ledger.history()
 
