@@ -309,7 +309,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         lattice, kind = self._lattice, value.tree()
         if lattice is None or not shares_programs(kind):
             return None
-        of_arrays = jax.tree.map(jnp.asarray, self)
+        of_arrays = jax.device_put(self)
         if self._is_mapped:
             return of_arrays._draw
         return PaddedNoise(of_arrays._calibration(kind), lattice)

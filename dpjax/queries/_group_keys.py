@@ -410,7 +410,7 @@ def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism, size: int
     the noise does not depend on the position of a count.
     """
     like = jax.ShapeDtypeStruct((size,), counts.dtype)
-    calibration = jax.tree.map(jnp.asarray, mechanism)._calibration(like)
+    calibration = jax.device_put(mechanism)._calibration(like)
     chunk = _CHUNK if size <= _MANY * _CHUNK else _LARGE_CHUNK
     chunks = max(1, -(-len(counts) // chunk))
     padded = np.pad(counts, (0, chunks * chunk - len(counts))).reshape(-1, chunk)

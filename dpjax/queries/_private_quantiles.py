@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -144,7 +145,7 @@ def private_quantiles(
         "scalar": one,
         "groups": groups,
     }
-    value = jnp.asarray(_estimates(release.value, facts), jnp.result_type(float))
+    value = jax.device_put(_estimates(release.value, facts).astype(jnp.result_type(float)))
     about = Accuracy.of("ranks", facts, release.value._asdict())
     return dataclasses.replace(release, value=value, accuracy=about)
 

@@ -421,7 +421,7 @@ def draws_of(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array
     # private.
     for _ in range(sums.ndim - 1):
         statistic = jax.vmap(statistic, (1, None), out_axes=1)
-    return statistic(jnp.asarray(noisy, float), n)
+    return statistic(jax.device_put(noisy.astype(jnp.result_type(float))), n)
 
 
 @functools.lru_cache

@@ -32,6 +32,7 @@ from dpjax.queries._private_release import Terms
 from dpjax.queries._query import IntegerQuery
 from dpjax.queries._second_moments import Moments, second_moments_query
 from dpjax.random._keys import secure_key
+from dpjax.random._release import resized
 from dpjax.release._privatize import privatize
 from dpjax.tables._bounds import Box
 from dpjax.tables._frame import Column, Frame
@@ -282,7 +283,8 @@ class AskedTable:
             lambda table, asked: PaddedRecords(cells_of(table, asked).codes, asked.present),  # pyright: ignore[reportArgumentType]
         )
         release = self._paid(lambda key: private(key, database, name=asked.name), key)
-        value, labels = release.value.reshape(shape), Labels(asked.statistic, axes)
+        value = resized(release.value, size=release.value.size, shape=shape)
+        labels = Labels(asked.statistic, axes)
         return dataclasses.replace(release, value=value, labels=labels)
 
 
