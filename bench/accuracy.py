@@ -481,6 +481,36 @@ def _moments(
     return theirs
 
 
+def variance(data: Data) -> Job:
+    """The variance of a column, by sums of x and x^2 in units of its bounds, and counts."""
+    column = data.number[0]
+    ends, numbers = data.bounds[column], data.frame[column].to_numpy()
+    theirs, half = _moments(data, (column,)), (ends[1] - ends[0]) / 2
+    unit = (numbers - ends[0] - half) / half
+
+    def of_sums(e: float) -> np.ndarray:
+        parts = ((unit, (-1, 1)), (unit**2, (0, 1)), (np.ones_like(unit), (0, 1)))
+        one, two, n = (diffprivlib.tools.sum(x, epsilon=e / 3, bounds=b) for x, b in parts)
+        n = max(n, 1)
+        return np.clip(two / n - (one / n) ** 2, 0, 1) * half**2
+
+    def ours(t: Any, e: float, k: jax.Array) -> Found:
+        release = t.variance(column, bounds=ends, epsilon=e, key=k)
+        low, high = release.interval(0.95)
+        return tuple(np.asarray(x["variance"], float) for x in (release.value, low, high))
+
+    return Job(
+        "variance",
+        data,
+        np.asarray(numbers.var()),
+        ours,
+        {
+            "OpenDP, three sums": lambda e, r: np.clip(theirs(e, r)[1][:, 0, 0], 0, 1) * half**2,
+            "diffprivlib, three sums": lambda e, r: repeated(lambda: of_sums(e), r),
+        },
+    )
+
+
 def correlation(data: Data) -> Job:
     """The correlation of two columns."""
     a, b = data.number
@@ -605,9 +635,9 @@ def unknown_range(data: Data) -> Job:
 
 
 def jobs() -> list[Job]:
-    """The nine jobs on three tables, and what real tables have besides."""
+    """The usual jobs on three tables, and what real tables have besides."""
     first = made()
-    usual = (counts, crosstab, histogram, sums, means, quantiles, correlation, regression)
+    usual = (counts, crosstab, histogram, sums, means, variance, quantiles, correlation, regression)
     several = [job(data) for data in (first, diamonds(), fair()) for job in usual]
     pair, of_pairs = dataclasses.replace(first, number=("y", "x")), ("correlation", "regression")
     return [

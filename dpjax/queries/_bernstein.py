@@ -19,14 +19,18 @@ import numpy as np
 from dpjax._core._types import Database, Scalar
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._limbs import Limbs
+from dpjax.queries._groups import By, groups_of
+from dpjax.queries._people import RowsOfPeople, groups_alone
 from dpjax.queries._query import IntegerQuery
 from dpjax.queries._second_moments import (
+    CENTER,
     RADIUS_BITS,
     Moments,
     as_cube,
     averages,
     edge_of_ball,
     in_ball,
+    second_moments_query,
     upper_triangle,
 )
 from dpjax.queries._sums import FINE_BITS, coarse, coarse_reach, coarsening
@@ -39,6 +43,9 @@ _POWERS = {1: ((1, 1), (-1, 1), (0, 0)), 2: ((1, 1, 1), (-1, 0, 1), (1, -1, 1))}
 # Each record adds 1 in total. A share is the part of this 1 that is added to one cell. Each step of
 # `_shares` increases the error of a share by at most this much, in units of 2^-30.
 _ERROR = 385
+# For more coordinates of a cube or of a ball, sums of products have less noise: each of them would
+# add up the noise of too many cells.
+_MOST_IN_CUBE, _MOST_IN_BALL = 3, 2
 
 
 def bernstein_query(
@@ -135,6 +142,61 @@ def _combinations(degrees: tuple[int, ...]) -> np.ndarray:
 
     rows, columns = upper_triangle(1 + len(degrees))
     return np.stack([combination(i, j) for i, j in zip(rows, columns, strict=True)])
+
+
+def combinations_of(facts: dict[str, Any], released: int) -> np.ndarray:
+    """Returns the matrix that maps so many released sums to the upper triangle of z z^T.
+
+    Without "degrees" in the public facts, the triangle itself is released.
+    """
+    return _combinations(tuple(facts["degrees"])) if "degrees" in facts else np.eye(released)
+
+
+def sums_of_moments(
+    dims: int,
+    relation: NeighboringRelation,
+    by: By | RowsOfPeople | None,
+    *,
+    in_cube: bool,
+    delta: float | None = None,
+) -> dict[str, Any]:
+    """Returns public facts about the sums from which averages of products are computed.
+
+    These are Bernstein polynomials where their noise is the smaller one: for Laplace noise and few
+    coordinates, unless a replaced record stays in one group. "Variances" in docs/proofs/shorter.md
+    compares the noise.
+
+    Args:
+        dims: the number of coordinates.
+        relation: which databases are neighbors.
+        by: the groups.
+        in_cube: whether each coordinate is clipped by itself, or records are clipped to a ball.
+        delta: the delta of Gaussian noise; None for Laplace noise.
+    """
+    groups = math.prod(len(one.keys) for one in groups_of(groups_alone(by)))
+    counts = relation is NeighboringRelation.ADD_OR_REMOVE_ONE or groups > 1
+    if delta is None and counts and dims <= (_MOST_IN_CUBE if in_cube else _MOST_IN_BALL):
+        return {"degrees": [2] * dims}
+    return {"center": CENTER if in_cube else 0.0}
+
+
+def moments_query(
+    vectors: Callable[[Database], jax.Array],
+    sums: dict[str, Any],
+    *,
+    dims: int,
+    capacity: int,
+    in_cube: bool,
+) -> IntegerQuery:
+    """Returns the query of the sums that `sums_of_moments` chose."""
+    if "degrees" not in sums:
+        return second_moments_query(vectors, dims=dims, capacity=capacity, in_cube=in_cube)
+    return bernstein_query(
+        lambda records: [vectors(records)],
+        degrees=sums["degrees"],
+        capacity=capacity,
+        in_cube=in_cube,
+    )
 
 
 def moments_of(

@@ -19,6 +19,7 @@ from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
+from dpjax.queries._bernstein import moments_of, moments_query, sums_of_moments
 from dpjax.queries._groups import By
 from dpjax.queries._missing import drops_missing
 from dpjax.queries._private_release import (
@@ -31,14 +32,7 @@ from dpjax.queries._private_release import (
     slots_of,
 )
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
-from dpjax.queries._second_moments import (
-    CENTER,
-    Moments,
-    averages,
-    edge_of_ball,
-    radius_bits_for,
-    second_moments_query,
-)
+from dpjax.queries._second_moments import RADIUS_BITS, Moments, edge_of_ball, radius_bits_for
 from dpjax.queries._sums import (
     FINE_BITS,
     coarse,
@@ -275,10 +269,14 @@ def private_variance(
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. Let h = (upper - lower) / 2, and let x in [-1, 1] be
-        the distance from the middle in units of h. One release has noise on n, sum x and sum x^2.
-        For each record, 1/2 is subtracted from x^2. So in the norm l1, an added record changes
-        these three numbers by at most 5/2. A replaced record changes the sums by at most 9/4, as
-        |x - y| (1 + |x + y|) <= 9/4. Under replace-one and Laplace noise, let
+        the distance from the middle in units of h. With Laplace noise, under add-or-remove-one or
+        with several groups, one release has noise on the sums of (1 - x)^2 / 4, (1 - x^2) / 2 and
+        (1 + x)^2 / 4, from which n, sum x and sum x^2 are computed. An added record changes these
+        sums by 1 in the norm l1, and a replaced record by at most 2. Otherwise the release has
+        noise on n, sum x and sum x^2. For each record, 1/2 is subtracted from x^2. So in the norm
+        l1, an added record changes these three numbers by at most 5/2. A replaced record changes
+        the sums by at most 9/4, as |x - y| (1 + |x + y|) <= 9/4. Under replace-one and Laplace
+        noise, without groups, let
         e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the variance is within
         h^2 (e + 2 e + e^2) of the true variance, and rounding adds h^2 (2^-13 + 2^-12 / n). By
         group, n is also estimated from the release, as for `private_mean`.
@@ -363,13 +361,16 @@ def private_covariance(
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. One release has noise on n, on the sum, and on the
-        upper triangle of the sum of products, each entry once. In units of the radius and in the
-        norm l2, an added record changes these numbers by at most sqrt(3), and a replaced record by
-        at most 3 / sqrt(2). Records are rounded to integer vectors inside of the ball. For
-        replace-one and Gaussian noise of standard deviation sigma, let z be the normal quantile at
-        1 - beta / (2 m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all entries of the
-        averages of x and of x x^T around the center are within sigma z / n of the true averages,
-        and rounding adds radius^2 (2^-17 (d + 9) + 2^-12 / n).
+        upper triangle of the sum of products, each entry once. With Laplace noise and d <= 2, under
+        add-or-remove-one or with several groups, these numbers are computed from noisy sums of
+        Bernstein polynomials: an added record changes them by at most 1 in the norm l1, and a
+        replaced record by at most 2. Otherwise, in units of the radius and in the norm l2, an added
+        record changes these numbers by at most sqrt(3), and a replaced record by at most 3 /
+        sqrt(2). Records are rounded to integer vectors inside of the ball. For replace-one and
+        Gaussian noise of standard deviation sigma, let z be the normal quantile at 1 - beta / (2
+        m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all entries of the averages of x
+        and of x x^T around the center are within sigma z / n of the true averages, and rounding
+        adds radius^2 (2^-17 (d + 9) + 2^-12 / n).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014).
@@ -561,26 +562,26 @@ def released_moments(
 
     `kind` and the public facts determine how intervals are computed.
     """
-    bits = radius_bits_for(slots_of(database, terms.relation))
-    edge, center = (0.0, CENTER) if in_cube else (edge_of_ball(dims, bits), 0.0)
+    sums = sums_of_moments(dims, terms.relation, terms.by, in_cube=in_cube, delta=terms.delta)
+    bits = RADIUS_BITS if "degrees" in sums else radius_bits_for(slots_of(database, terms.relation))
+    edge = 0.0 if in_cube else edge_of_ball(dims, bits)
 
     def statistic(
         query: IntegerQuery, value: jax.Array, n: jax.Array | None, scale: Scalar
     ) -> dict[str, jax.Array]:
-        triangle = in_units_of(query.unit, value)
-        return finish(averages(triangle, n, scale * query.unit, center=center))
+        return finish(moments_of(in_units_of(query.unit, value), n, scale * query.unit, sums))
 
     return released(
         key,
         database,
-        lambda capacity: second_moments_query(
-            vectors, dims=dims, capacity=capacity, in_cube=in_cube
+        lambda capacity: moments_query(
+            vectors, sums, dims=dims, capacity=capacity, in_cube=in_cube
         ),
         statistic,
         terms=terms,
         what=what,
         kind=kind,
-        facts={**facts, "edge": edge, "center": center},
+        facts={**facts, **sums, "edge": edge},
     )
 
 

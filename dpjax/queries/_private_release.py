@@ -36,7 +36,7 @@ from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
 from dpjax.mechanisms._noise_intervals import OUTWARD_QUANTILE, as_floats, noise_bounds
-from dpjax.queries._bernstein import moments_of
+from dpjax.queries._bernstein import combinations_of, moments_of
 from dpjax.queries._groups import By, each_group, inside_groups
 from dpjax.queries._missing import may_miss, of_complete
 from dpjax.queries._padded_records import number_of_records, records_and_slots
@@ -62,8 +62,9 @@ def _of_mean(
     """
     lower, upper = facts["lower"], facts["upper"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
-    tail = (1 - confidence) / (_numbers(measured, facts) if simultaneous else 1)
-    ratio = _means(measured["sums"], measured["n"], half, facts, tail)
+    rows = _FROM_ENDS if facts["from_ends"] else np.eye(measured["sums"].shape[-1])
+    tail = (1 - confidence) / (_numbers(rows, facts) if simultaneous else 1)
+    ratio = _means(measured, rows, half, facts, tail)
     is_long = np.result_type(value) == np.float64
     spared = (_LONG_FLOATS if is_long else _FLOATS) * max(abs(lower), abs(upper))
     first, last = (
@@ -73,27 +74,33 @@ def _of_mean(
     return first, last
 
 
-def _numbers(measured: PyTree, facts: dict[str, Any]) -> int:
-    """Returns how many numbers have an interval: in each group, the number of sums minus 1.
+# Count and sum are half of the sum, and half of the difference, of the sums of distances from the
+# upper and from the lower end.
+_FROM_ENDS = np.array([[0.5, 0.5], [-0.5, 0.5]])
 
-    The first sum of a group counts its records, and has no interval.
+
+def _numbers(rows: np.ndarray, facts: dict[str, Any]) -> int:
+    """Returns how many numbers have an interval: in each group, the number of rows minus 1.
+
+    The first row of a group counts its records, and has no interval.
     """
-    sums = measured["sums"].shape[-1]
-    return facts["coordinates"] // sums * (sums - 1)
+    sums, released = rows.shape
+    return facts["coordinates"] // released * (sums - 1)
 
 
 def _means(
-    sums: np.ndarray, n: np.ndarray | None, one: float, facts: dict[str, Any], tail: float
+    measured: PyTree, rows: np.ndarray, one: float, facts: dict[str, Any], tail: float
 ) -> Ends:
     """Returns intervals of averages in [-1, 1], each with error probability `tail`.
 
-    `sums[..., 0]` is the noisy number of records times `one`. `n` is None if the number of records
-    is private.
+    The rows map the released numbers to a count, to which each record adds `one`, and to sums. If
+    the number of records is public, a count and sums are released.
     """
+    sums, n = as_floats(measured["sums"]), measured["n"]
     if n is None:
-        return _ratio(sums, facts, tail)
+        return _ratio(sums @ rows.T, rows, facts, tail)
     divisor = n[..., None] * one
-    return _quotient(_sums(sums[..., 1:], facts, 1 - tail, 1), (divisor, divisor))
+    return _quotient(_sums(sums[..., 1 : len(rows)], facts, 1 - tail, 1), (divisor, divisor))
 
 
 # The ratio r in `_ratio` is rounded up to a multiple of 1 / 64 before the quantile of |Y - r Z| is
@@ -101,7 +108,7 @@ def _means(
 _RATIOS = 64
 
 
-def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
+def _ratio(sums: np.ndarray, rows: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
     """Returns the interval of the quotients r in [-1, 1] that a test on noisy sums does not reject.
 
     Here r is the quotient of a true sum and a true count. Let S and C be the noisy sum and count,
@@ -110,10 +117,8 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
     on |r|. Each step computes the interval of all r that are kept. The interval gives the next
     upper bound on |r|, which is at most the previous one.
     """
-    count, sums = as_floats(sums)[..., :1], as_floats(sums)[..., 1:]
-    if facts.get("from_ends"):  # The sums of distances from the upper and the lower end.
-        count, sums = (sums + count) / 2, (sums - count) / 2
-    bounds = _bounds_of_differences(facts, tail)
+    count, sums = sums[..., :1], sums[..., 1:]
+    bounds = _bounds_of_differences(rows, facts, tail)
     low, high = -np.ones_like(sums), np.ones_like(sums)
     # A noisy count of 0 or less gives no information about the quotient.
     unknown = count <= 0
@@ -132,20 +137,19 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
     return low, high
 
 
-def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
+def _bounds_of_differences(rows: np.ndarray, facts: dict[str, Any], tail: float) -> np.ndarray:
     """Returns bounds on |Y - r Z| for r = 0, 1/64, ..., 1, for error probability `tail`.
 
     In `_ratio`, S is a noisy sum and C a noisy count. Y is the error of S, and Z the error of C.
-    Both come from noise and rounding, and are in units of the released numbers. If the sums of
-    distances from the upper and the lower end are released with errors u and l, then
-    Y = (l - u) / 2 and Z = (l + u) / 2.
+    Both come from noise and rounding, and are in units of the released numbers. The rows map the
+    released numbers to the count and the sums. The bound is the same for each sum, and for r and
+    -r.
     """
     ratios = np.arange(_RATIOS + 1) / _RATIOS
-    weights = [np.ones_like(ratios), ratios]
-    if facts.get("from_ends"):
-        weights = [(1 + ratios) / 2, (1 - ratios) / 2]
+    count, first = rows[:2, np.any(rows[:2], axis=0)]
+    weights = np.abs(first - ratios[:, None] * count)
     # For a low confidence, a larger weight may have a smaller quantile.
-    return np.maximum.accumulate(_bounds_of_sums(np.stack(weights, axis=-1), facts, tail))
+    return np.maximum.accumulate(_bounds_of_sums(weights, facts, tail))
 
 
 def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> np.ndarray:
@@ -157,7 +161,8 @@ def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> 
     if facts["noise"] == "gaussian":
         bound = -scipy.special.ndtri(tail / 2) * np.linalg.norm(weights, axis=-1)
     else:
-        bound = _laplace_sum(weights, tail)
+        few = weights.shape[-1] <= _FEW
+        bound = (_laplace_sum if few else _laplace_sum_of_many)(weights, tail)
     # The noise is continuous noise that is rounded to integers. The 0.5 covers this rounding.
     rounding = (facts["rounding"] + 0.5) * weights.sum(axis=-1)
     return OUTWARD_QUANTILE * facts["arrays"][0]["scale"] * bound + rounding
@@ -166,6 +171,7 @@ def _bounds_of_sums(weights: np.ndarray, facts: dict[str, Any], tail: float) -> 
 # Weights are increased until each is at least `_APART` times the next smaller one, and the least is
 # at least `_LEAST_WEIGHT` times the largest.
 _APART, _LEAST_WEIGHT = 1.01, 1e-3
+_FEW = 4  # For more weights, differences of the a_i in `_laplace_sum` lose digits.
 
 
 def _laplace_sum(weights: np.ndarray, tail: float) -> np.ndarray:
@@ -192,6 +198,34 @@ def _laplace_sum(weights: np.ndarray, tail: float) -> np.ndarray:
     return most
 
 
+# The characteristic function is summed at this many points, up to `_NODES` / 10. The quantile is
+# rounded up to the next of the `_QUANTILES`, for weights of norm 1.
+_NODES = 256
+_QUANTILES = np.geomspace(0.05, 25, 600)
+
+
+def _laplace_sum_of_many(weights: np.ndarray, tail: float) -> np.ndarray:
+    """Returns the same as `_laplace_sum`, for any number of weights of which no one is alone large.
+
+    The characteristic function f(u) is the product of 1 / (1 + w_i^2 u^2). By Gil-Pelaez (1951),
+    P(|sum of w_i L_i| > t) = 1 - 2 / pi times the integral of sin(u t) f(u) / u over u > 0. With
+    steps of 1/10, midpoints are wrong by at most P(|sum| > 20 pi - t). As f decays at least as
+    u^-2, what is left out is at most f / pi at the last point.
+    """
+    lengths = np.maximum(np.linalg.norm(weights, axis=-1), np.finfo(float).tiny)
+    squares = (weights / lengths[..., None]).reshape(-1, weights.shape[-1]) ** 2
+    nodes = (np.arange(_NODES) + 0.5) / 10
+    logarithms = np.zeros((len(squares), _NODES))
+    for square in squares.T:
+        logarithms -= np.log1p(square[:, None] * nodes**2)
+    values = np.exp(logarithms)
+    within = values @ (np.sin(nodes[:, None] * _QUANTILES) / (5 * np.pi * nodes[:, None]))
+    is_bound = 1 - within + values[:, -1:] / np.pi <= tail
+    found = np.where(is_bound.any(axis=-1), _QUANTILES[is_bound.argmax(axis=-1)], np.inf)
+    most = weights.sum(axis=-1) * math.log(weights.shape[-1] / tail)
+    return np.minimum(found.reshape(lengths.shape) * lengths, most)
+
+
 @intervals_of("moments")
 def _of_moments(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
@@ -201,10 +235,11 @@ def _of_moments(
     Numbers are in units of the ball's radius.
     """
     del value
-    tail = (1 - confidence) / (_numbers(measured, facts) if simultaneous else 1)
+    rows = combinations_of(facts, measured["sums"].shape[-1])
+    tail = (1 - confidence) / (_numbers(rows, facts) if simultaneous else 1)
     middle = np.asarray(facts["middle"])
-    mean = _means(measured["sums"][..., : 1 + len(middle)], measured["n"], 1.0, facts, tail)
-    spread = _covariances(measured, facts, tail)
+    mean = _means(measured, rows[: 1 + len(middle)], 1.0, facts, tail)
+    spread = _covariances(measured, rows, facts, tail)
     size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has a radius per axis.
     # Records at the edge of the ball are shrunk by up to this fraction.
     edge = facts["edge"]
@@ -246,26 +281,27 @@ _OF_MEANS = 0.1
 _STEPS = 3  # Further steps would hardly make an interval narrower.
 
 
-def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
-    """Returns intervals of covariances from a released upper triangle of sums of z z^T, z = (1, x).
+def _covariances(measured: PyTree, rows: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
+    """Returns intervals of covariances. The rows map released numbers to the triangle of z z^T.
 
     Let a and b be the true averages of x and y, c their covariance, and n the number of records.
     Then sum(x y) - a sum(y) - b sum(x) + (a b - c) n = 0. With the released sums, the left side is
     the error of a weighted sum. The interval contains each c with the following property: for some
     a and b in their intervals, the magnitude of the left side is at most a bound on this error. The
-    bound depends on upper bounds on the weights 1, a, b and a b - c. Each step computes an interval
-    of c. This interval gives a new upper bound on a b - c.
+    bound depends on upper bounds on the weights of the released numbers, each of which is linear in
+    a, b and a b - c. Each step computes an interval of c. This interval gives new bounds on the
+    weights.
     """
     d, n = len(facts["middle"]), measured["n"]
-    sums = as_floats(measured["sums"])
-    rows, columns = np.triu_indices(1 + d)
-    triangle = np.zeros((*sums.shape[:-1], 1 + d, 1 + d))
-    triangle[..., rows, columns] = triangle[..., columns, rows] = sums
+    i, j = np.triu_indices(1 + d)
+    parts = np.zeros((1 + d, 1 + d, rows.shape[1]))
+    parts[i, j] = parts[j, i] = rows
+    triangle = np.tensordot(as_floats(measured["sums"]), parts, (-1, -1))
     count = triangle[..., :1, :1] if n is None else n[..., None, None] / facts["unit"]
     same = np.eye(d, dtype=bool)
-    products = triangle[..., 1:, 1:] + facts["center"] * count * same
-    first = triangle[..., 0, 1:]
-    ends = _means(sums[..., : 1 + d], n, 1.0, facts, tail * _OF_MEANS / 2)
+    shift = facts.get("center", 0.0) * same
+    products, first = triangle[..., 1:, 1:] + shift * count, triangle[..., 0, 1:]
+    ends = _means(measured, rows[: 1 + d], 1.0, facts, tail * _OF_MEANS / 2)
 
     def excess(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = a[..., :, None], b[..., None, :]
@@ -278,24 +314,34 @@ def _covariances(measured: PyTree, facts: dict[str, Any], tail: float) -> Ends:
     least = np.where(same, excess(inner, inner), least)
     most = np.where(same, np.maximum(corners[0], corners[-1]), most)
 
-    both = np.stack([a[..., :, None] * b[..., None, :] for a, b in itertools.product(ends, ends)])
-    largest = np.maximum(*map(np.abs, ends))
-    # In a covariance, sum(y) has the weight a, and sum(x) has the weight b. In a variance, x is y,
-    # so sum(x) has the weight 2 a, and there is no second sum.
-    one = np.where(same, 2, 1) * largest[..., :, None]
-    two = np.where(same, 0, largest[..., None, :])
+    if n is not None:
+        parts[0, 0] = 0  # A public number has no error.
+    of_product, of_y, of_x, of_count = _of_few(
+        parts[1:, 1:], parts[None, 0, 1:], parts[0, 1:, None], parts[None, :1, 0]
+    )
     widest = np.where(same, 0.0, -1.0) + 0 * least, np.ones_like(least)
     low, high = widest
-    shift, private = facts["center"] * same, float(n is None)
     for _ in range(_STEPS):
-        last = np.maximum(shift + both.max(axis=0) - low, high - shift - both.min(axis=0)) * private
-        weights = np.stack([np.ones_like(last), one, two, last], axis=-1)
+        weights = np.zeros(())
+        for a, b, c in itertools.product(ends, ends, (low, high)):
+            a, b = a[..., :, None, None], b[..., None, :, None]
+            last = a * b + (shift - c)[..., None]
+            weight = of_product - a * of_y - b * of_x + last * of_count
+            weights = np.maximum(weights, np.abs(weight))
         reach = _bounds_of_sums(weights, facts, tail * (1 - _OF_MEANS))
         low, high = _quotient((least - reach, most + reach), (count, count))
         # A noisy count of 0 or less gives no information.
         low = np.where(count > 0, np.maximum(low, widest[0]), widest[0])
         high = np.where(count > 0, high, 1.0)
     return low, high
+
+
+def _of_few(*parts: np.ndarray) -> list[np.ndarray]:
+    """Leaves out, along the last axis, released numbers that no part uses, as far as possible."""
+    together = np.broadcast_arrays(*parts)
+    unused = ~np.any(together, axis=0)
+    order = np.argsort(unused, axis=-1, kind="stable")[..., : (~unused).sum(axis=-1).max()]
+    return [np.take_along_axis(part, order, axis=-1) for part in together]
 
 
 class Statistic(NamedTuple):

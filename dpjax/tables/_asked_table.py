@@ -22,6 +22,7 @@ from dpjax._files._ledger_file import BudgetExceededError
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
+from dpjax.queries._bernstein import moments_query, sums_of_moments
 from dpjax.queries._counts import histogram_query
 from dpjax.queries._group_keys import WithCounts, group_keys, integers_of
 from dpjax.queries._moments import (
@@ -30,7 +31,7 @@ from dpjax.queries._moments import (
 from dpjax.queries._people import PerPerson
 from dpjax.queries._private_release import Terms
 from dpjax.queries._query import IntegerQuery
-from dpjax.queries._second_moments import Moments, second_moments_query
+from dpjax.queries._second_moments import Moments
 from dpjax.random._keys import secure_key
 from dpjax.random._release import resized
 from dpjax.release._privatize import privatize
@@ -69,7 +70,7 @@ class AskedTable:
     ) -> Release:
         """Releases a statistic of the noisy averages of some columns and of their products."""
         dims = len(box.columns)
-        query = second_moments_query(identity, dims=dims, capacity=self.most_rows, in_cube=True)
+        query = self._query_of_moments(asked, dims)
         return released_moments(
             key,
             self._records(asked, lambda table, asked: asked.database(box.vectors(table._frame))),
@@ -82,6 +83,11 @@ class AskedTable:
             kind=kind,
             facts=facts,
         )
+
+    def _query_of_moments(self, asked: Question, dims: int) -> IntegerQuery:
+        """Returns the query of the sums from which averages of products are computed."""
+        sums = sums_of_moments(dims, self.relation, asked.by, in_cube=True)
+        return moments_query(identity, sums, dims=dims, capacity=self.most_rows, in_cube=True)
 
     def _asked(
         self,

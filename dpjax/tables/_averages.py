@@ -14,9 +14,7 @@ from dpjax._core._values import Release
 from dpjax.queries._moments import _centered_sums, is_from_ends, private_mean, private_variance
 from dpjax.queries._people import PerPerson
 from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
-from dpjax.queries._second_moments import second_moments_query
 from dpjax.queries._sums import sum_query
-from dpjax.tables._asked_table import identity
 from dpjax.tables._bounds import Bounds, bounds_of
 from dpjax.tables._counts import CountsOfTable
 from dpjax.tables._float64 import (
@@ -188,8 +186,7 @@ class AveragesOfTable(CountsOfTable):
 
         def ask(low: float, high: float, cost: Cost) -> Asked:
             asked = self._asked("variance", [column], about=(low, high), **rows)
-            query = second_moments_query(identity, dims=1, capacity=self.most_rows, in_cube=True)
-            terms = self._terms(asked, cost, query)
+            terms = self._terms(asked, cost, self._query_of_moments(asked, 1))
             how = {**terms, "lower": low, "upper": high, "missing": self._missing}
             database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
             return Asked(

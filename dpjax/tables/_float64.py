@@ -17,6 +17,7 @@ from dpjax._core._values import Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._noise_intervals import as_floats
+from dpjax.queries._bernstein import combinations_of
 from dpjax.queries._private_quantiles import _estimates
 from dpjax.queries._query import Query
 from dpjax.queries._rank_search import Ranks
@@ -96,7 +97,8 @@ def _averages(measured: dict[str, Any], facts: dict[str, Any]) -> tuple[np.ndarr
 
     They are computed from the upper triangle of the sum of z z^T over the records, for z = (1, x).
     """
-    triangle = np.asarray(measured["sums"], np.float64) * facts["unit"]
+    released = np.asarray(measured["sums"], np.float64) * facts["unit"]
+    triangle = released @ combinations_of(facts, released.shape[-1]).T
     size = 1 + len(facts["middle"])
     rows, columns = np.triu_indices(size)
     sums = np.zeros((*triangle.shape[:-1], size, size))
@@ -105,4 +107,5 @@ def _averages(measured: dict[str, Any], facts: dict[str, Any]) -> tuple[np.ndarr
     count = np.maximum(sums[..., :1, :1] if n is None else np.asarray(n)[..., None, None], 1)
     # The first row is the average of x. The other rows are the average of x x^T.
     averages = sums[..., 1:] / count
-    return averages[..., 0, :], averages[..., 1:, :] + facts["center"] * np.eye(size - 1)
+    center = facts.get("center", 0.0)
+    return averages[..., 0, :], averages[..., 1:, :] + center * np.eye(size - 1)

@@ -91,6 +91,10 @@ STATISTICS = {
         {"groups": {"g": 2}},
     ),
     "variance of sums": (lambda t, **a: t.variance("x", bounds=(0, 15), per_person="sum", **a), {}),
+    "variance in two groups": (
+        lambda t, **a: t.variance("x", bounds=(0, 10), by={"g": G}, **a),
+        {"groups": {"g": 2}},
+    ),
     "covariance": (lambda t, **a: t.covariance(["x", "y"], bounds=(0, 10), **a), {}),
     "correlation by": (
         lambda t, **a: t.correlation("x", "y", bounds=(0, 10), by={"g": G}, **a),

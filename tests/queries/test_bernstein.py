@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.queries._bernstein import _shares, bernstein_query, moments_of
-from dpjax.queries._second_moments import as_cube
+from dpjax.queries._bernstein import (
+    _shares,
+    bernstein_query,
+    combinations_of,
+    moments_of,
+    moments_query,
+    sums_of_moments,
+)
+from dpjax.queries._people import integers_by
+from dpjax.queries._private_release import _laplace_sum, _laplace_sum_of_many
+from dpjax.queries._second_moments import CENTER, as_cube
 
 REPLACE, ADD = dpjax.NeighboringRelation
 ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
@@ -93,3 +102,50 @@ def test_totals_of_any_number_of_records_fit(capacity):
     query = bernstein_query(lambda x: [x], degrees=(2, 1), capacity=capacity, in_cube=True)
     assert capacity <= 2**30 * query.unit
     assert query.sensitivity("l1", relation=ADD).value >= 1 / query.unit
+
+
+def deviations(facts, released, x, n_is_public):
+    """Those of the error of n times each covariance of x, for released numbers of variance 1."""
+    d = x.shape[1]
+    i, j = np.triu_indices(1 + d)
+    rows = np.zeros((1 + d, 1 + d, released))
+    rows[i, j] = rows[j, i] = combinations_of(facts, released)
+    first, counted = rows[0, 1:], rows[0, 0] * (not n_is_public)
+    mean, covariance = x.mean(axis=0), np.cov(x.T, bias=True).reshape(d, d)
+    error = rows[1:, 1:] - mean[:, None, None] * first - mean[:, None] * first[:, None]
+    last = np.outer(mean, mean) - covariance + facts.get("center", 0) * np.eye(d)
+    return np.linalg.norm(error + last[..., None] * counted, axis=-1)
+
+
+@pytest.mark.parametrize("in_cube", [True, False], ids=["cube", "ball"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_polynomials_are_released_where_their_noise_is_smaller_by_a_fifth(dims, in_cube):
+    """For every covariance of tables in the middle and near a corner, wide and narrow."""
+    generator, most = np.random.default_rng(0), 1 if in_cube else dims**-0.5
+    tables = [
+        most * np.clip(generator.normal(at, spread, (500, dims)), -1, 1)
+        for at, spread in itertools.product((0, -0.5, 0.9), (0.01, 0.3, 5))
+    ]
+    for relation, by in itertools.product((ADD, REPLACE), (None, {"g": [0, 1]})):
+        errors = []
+        for facts in ({"center": CENTER * in_cube}, {"degrees": [2] * dims}):
+            query = moments_query(lambda x: x, facts, dims=dims, capacity=1, in_cube=in_cube)
+            reach = integers_by(query, by).in_units_of_records("l1", relation)
+            public = relation is REPLACE and by is None
+            (released,) = query.shape
+            errors.append([reach * deviations(facts, released, x, public) for x in tables])
+        separate, together = np.array(errors)
+        chosen = sums_of_moments(dims, relation, by, in_cube=in_cube)
+        assert (np.min(separate / together) > 1.2) == ("degrees" in chosen), (relation, by)
+    assert "center" in sums_of_moments(dims, ADD, None, in_cube=in_cube, delta=1e-6)
+
+
+def test_quantiles_of_many_weights_are_those_of_few():
+    """To 1%, and at least the exact ones, which are below those for weights 1% apart."""
+    few = np.stack([np.geomspace(0.3, 1, 4), np.array([0.25, 0.5, 0.75, 1])])
+    many = np.append(few, np.zeros((2, 23)), axis=-1)
+    for tail in (0.9, 0.5, 0.05, 1e-3, 1e-5):
+        exact, found = _laplace_sum(few, tail), _laplace_sum_of_many(many, tail)
+        assert np.all((found >= 0.9999 * exact) & (found <= 1.011 * exact)), tail
+    # The sum of 27 is nearly normal, with variance 2 * 27.
+    assert abs(_laplace_sum_of_many(np.ones(27), 0.05) / (1.96 * 54**0.5) - 1) < 0.02
