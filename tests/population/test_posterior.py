@@ -265,7 +265,9 @@ def test_a_release_that_a_ledger_repeats_does_not_count_twice(keys):
     release, same, other = (PRIVATE(keys(i), database) for i in (2, 2, 3))
     assert int(release.value) == int(same.value) != int(other.value)
     for twice in ([release, release], [release, same]):
-        with pytest.raises(ValueError, match=r"release\[0\] and release\[1\] must be two draws"):
+        with pytest.raises(
+            ValueError, match=r"release\[0\] and release\[1\] have equal numbers, but must be"
+        ):
             bank.posterior(twice)
     assert bank.posterior([release, other]).effective_size > 100
     assert bank.posterior([release.value, same.value]).effective_size > 100
