@@ -173,11 +173,20 @@ def sums_of_moments(
         in_cube: whether each coordinate is clipped by itself, or records are clipped to a ball.
         delta: the delta of Gaussian noise; None for Laplace noise.
     """
-    groups = math.prod(len(one.keys) for one in groups_of(groups_alone(by)))
-    counts = relation is NeighboringRelation.ADD_OR_REMOVE_ONE or groups > 1
-    if delta is None and counts and dims <= (_MOST_IN_CUBE if in_cube else _MOST_IN_BALL):
+    most = _MOST_IN_CUBE if in_cube else _MOST_IN_BALL
+    if delta is None and sizes_differ(relation, by) and dims <= most:
         return {"degrees": [2] * dims}
     return {"center": CENTER if in_cube else 0.0}
+
+
+def sizes_differ(relation: NeighboringRelation, by: By | RowsOfPeople | None) -> bool:
+    """Returns whether a group may have different sizes in neighboring databases.
+
+    A replaced record leaves one of several groups and enters another. If it can only stay or be
+    left out, this returns False.
+    """
+    groups = math.prod(len(one.keys) for one in groups_of(groups_alone(by)))
+    return groups > 1 or NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def moments_query(

@@ -19,7 +19,7 @@ from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
-from dpjax.queries._bernstein import moments_of, moments_query, sums_of_moments
+from dpjax.queries._bernstein import moments_of, moments_query, sizes_differ, sums_of_moments
 from dpjax.queries._groups import By
 from dpjax.queries._missing import drops_missing
 from dpjax.queries._private_release import (
@@ -62,10 +62,10 @@ def private_mean(
     """The average of records that are clamped to public bounds.
 
     The release is a noisy sum of the records' differences from the middle of the interval. Under
-    replace-one the sum is divided by n, which is public. Under add-or-remove-one the sum is divided
-    by a noisy count. Then, for records x of shape (n,), two noisy sums are released instead: of
-    x - `lower` and of `upper` - x. The sum and the count are computed from these two noisy sums,
-    because this gives a smaller error.
+    replace-one the sum is divided by n, which is public. Under add-or-remove-one, and for several
+    groups, the sum is divided by a noisy count. Then, for records x of shape (n,), two noisy sums
+    are released instead: of x - `lower` and of `upper` - x. The sum and the count are computed from
+    these two noisy sums, because this gives a smaller error.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -129,7 +129,7 @@ def private_mean(
     shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
 
     relation, count = relation_or_inherited(relation), math.prod(shape)
-    from_ends = is_from_ends(relation, count)
+    from_ends = count == 1 and sizes_differ(relation, by)
 
     def average(query: IntegerQuery, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
         totals = in_units_of(query.unit, value)
@@ -169,11 +169,6 @@ def _average_from_ends(
     """Computes an average from noisy sums of distances from the upper and the lower end."""
     centered = jnp.stack([totals[0] + totals[1], totals[1] - totals[0]]) / 2
     return _average(centered, n, unit, interval)
-
-
-def is_from_ends(relation: NeighboringRelation, dims: int) -> bool:
-    """Returns whether an average is computed from sums of distances from both ends."""
-    return dims == 1 and NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 @functools.lru_cache(maxsize=64, typed=True)

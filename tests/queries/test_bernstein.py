@@ -15,6 +15,7 @@ from dpjax.queries._bernstein import (
     combinations_of,
     moments_of,
     moments_query,
+    sizes_differ,
     sums_of_moments,
 )
 from dpjax.queries._people import integers_by
@@ -138,6 +139,14 @@ def test_polynomials_are_released_where_their_noise_is_smaller_by_a_fifth(dims, 
         chosen = sums_of_moments(dims, relation, by, in_cube=in_cube)
         assert (np.min(separate / together) > 1.2) == ("degrees" in chosen), (relation, by)
     assert "center" in sums_of_moments(dims, ADD, None, in_cube=in_cube, delta=1e-6)
+
+
+def test_a_replaced_record_changes_sizes_of_several_groups():
+    """Then a count is noisy, and averages and variances are computed from sums of polynomials."""
+    assert sizes_differ(ADD, None)
+    assert sizes_differ(REPLACE, {"g": [0], "h": [1, 2]})
+    assert not sizes_differ(REPLACE, None)
+    assert not sizes_differ(REPLACE, {"g": [0]})
 
 
 def test_quantiles_of_many_weights_are_those_of_few():
