@@ -57,13 +57,15 @@ def measured(path: pathlib.Path) -> str:
     text = [
         f"### {last['machine']}\n",
         f"{last['date']}, jax {last['versions']['jax']}. {exact['equal']} of"
-        f" {exact['computations']} exact computations have the bits of a CPU"
-        f"{''.join(f' (not {x})' for x in exact['problems'])}. Elementary functions"
-        f" are off by at most {elementary['largest']:.2g} of what proofs count, and a record moves"
-        f" a clipped sum by at most {clipping['largest']:.3g} of its bound. Ceilings:"
-        f" {rates['bytes'] / 1e12:.3g} TB/s copied, {rates['flops'] / 1e12:.3g} Tflops of float32"
-        f" in products, {rates['threefry words'] / 1e9:.3g} billion threefry words and"
-        f" {rates['Philox words'] / 1e9:.3g} billion Philox words a second.\n",
+        f" {exact['computations']} exact computations give the same bits as on a CPU."
+        f"{_exceptions(exact['problems'])}\n",
+        f"The errors of elementary functions are at most {elementary['largest']:.2g} times the"
+        f" errors that proofs allow. One record changes a clipped sum by at most"
+        f" {clipping['largest']:.3g} times the proved bound.\n",
+        f"The peak rates are {rates['bytes'] / 1e12:.3g} TB/s for a copy,"
+        f" {rates['flops'] / 1e12:.3g} Tflops for products of float32 matrices,"
+        f" {rates['threefry words'] / 1e9:.3g} billion words per second for threefry, and"
+        f" {rates['Philox words'] / 1e9:.3g} billion words per second for Philox.\n",
         "| Program | Compiled in s | Launches | Time, ms | Of a ceiling |",
         "|---|---:|---:|---:|---|",
     ]
@@ -77,6 +79,15 @@ def measured(path: pathlib.Path) -> str:
             f" {'copy' if binding == 'bytes' else 'products'} |"
         )
     return "\n".join(text) + "\n"
+
+
+def _exceptions(problems: list[str]) -> str:
+    if not problems:
+        return ""
+    return (
+        f" Different: {'; '.join(problems)}. (Of two numbers, the first is from this device, and"
+        " the second from a CPU.)"
+    )
 
 
 def estimate(facts: Facts, accelerator: Accelerator) -> float:
