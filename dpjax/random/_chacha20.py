@@ -43,7 +43,7 @@ _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
 CHUNK, _GPU_CHUNK = 4112, 2**21
 # With at least this many lanes, `_rounds_of_words` saves more time on a CPU than its compilation
 # takes.
-_MANY_LANES = 2**9
+_MANY_LANES = 2**10
 # Arrays whose addresses differ by multiples of 4 KiB compete for the same sets of the cache. So a
 # CPU takes twice as long for 4,096 lanes as for 4,112. Numbers of lanes that are multiples of this
 # number are padded.
