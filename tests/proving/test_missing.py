@@ -131,7 +131,7 @@ REFUSED = {
     "not less": (lambda x: jnp.where(~(x <= 0.3), x, 0.0), "may be NaN"),
     "xor": (lambda x: jnp.where(jnp.isnan(x) ^ (x > 0), 0.0, x), "may be NaN"),
     "total order": (lambda x: lt_to_p.bind(x, jnp.zeros_like(x)), "order of numbers that may"),
-    "maximum with -inf": (lambda x: jnp.maximum(x, -jnp.inf), "not finite"),
+    "maximum with -inf": (lambda x: jnp.maximum(x, -jnp.inf), "infinite or NaN"),
     "loop": (lambda x: lax.fori_loop(0, 3, lambda _, c: c + x, x), "no proof for scan"),
     "shuffled by a table": (lambda x: x[np.array([2, 0, 1])], "do not support NaN"),
 }  # fmt: skip
