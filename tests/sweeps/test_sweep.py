@@ -327,7 +327,7 @@ FUNCTIONS = {
         "float32.*at n=1 and.*int32",
     ),
     "names": (lambda key, n: {f"a{n}": 1.0}, "a1: .* at n=1 and .a2: .* at n=2"),
-    "dimensions": (lambda key, n: {"a": jnp.ones(2), "a_dim_0": 1.0}, "dimension.*: a_dim_0"),
+    "dimensions": (lambda key, n: {"a": jnp.ones(2), "a_dim_0": 1.0}, "axes, got a_dim_0"),
     "parameters": (lambda key, n: {"n": 1.0}, "outputs must not have names of parameters: n"),
     "twice": (lambda key, n: {"a_b": 1.0, "a": {"b": 2.0}}, "distinct names, got a_b, a_b"),
 }
