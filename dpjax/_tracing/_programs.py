@@ -360,13 +360,11 @@ class KeptJit(Generic[T]):
         static: tuple[str, ...],
         donate: tuple[int, ...],
         most: int,
-        options: dict[str, bool | int] | None,
     ):
         """Wraps `function`.
 
         `static` names the static keyword arguments. `donate` has the positions of arguments whose
-        buffers may be reused. `most` is the largest number of cached programs. `options` are those
-        of XLA.
+        buffers may be reused. `most` is the largest number of cached programs.
         """
         self._static = static
 
@@ -378,7 +376,7 @@ class KeptJit(Generic[T]):
                 return function(*arguments, **named, **known)
 
             run.__name__ = run.__qualname__ = function.__name__
-            return jax.jit(run, donate_argnums=donate, compiler_options=options)
+            return jax.jit(run, donate_argnums=donate)
 
         self._compiled = compiled
         self._last: tuple[tuple[object, ...], Any] = (), None
@@ -407,13 +405,10 @@ class KeptJit(Generic[T]):
 
 
 def kept_jit(
-    *static: str,
-    donate: tuple[int, ...] = (),
-    most: int = _MOST_KEPT,
-    options: dict[str, bool | int] | None = None,
+    *static: str, donate: tuple[int, ...] = (), most: int = _MOST_KEPT
 ) -> Callable[[Callable[..., T]], KeptJit[T]]:
     """Like `jax.jit`, but caches at most `most` functions, one for each set of static values."""
-    return lambda function: KeptJit(function, static, donate, most, options)
+    return lambda function: KeptJit(function, static, donate, most)
 
 
 def quick_options(version: tuple[int, ...]) -> dict[str, bool | int]:
@@ -426,9 +421,6 @@ def quick_options(version: tuple[int, ...]) -> dict[str, bool | int]:
     # option to turn off fusion emitters.
     emitters = {"xla_cpu_use_fusion_emitters": False} if version < (0, 11, 1) else {}
     return {"xla_backend_optimization_level": 1, **emitters}
-
-
-_QUICK = quick_options(jaxlib.version.__version_info__)
 
 
 class QuickJit:
@@ -444,7 +436,7 @@ class QuickJit:
         self._quick = jax.jit(
             self._inside,
             static_argnames=static,
-            compiler_options=_QUICK,
+            compiler_options=quick_options(jaxlib.version.__version_info__),
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -467,16 +459,6 @@ class QuickJit:
 @kept_jit("program")
 def evaluate_alone(database: Database, *, program: Program) -> Value:
     """Evaluates a program on one database, in a separate compiled program, as a release does."""
-    return apart(program, database)
-
-
-@kept_jit("program", options=_QUICK)
-def evaluate_query(database: Database, *, program: Program) -> Value:
-    """Evaluates a program like `evaluate_alone`, but compiles it in half the time on a CPU.
-
-    Floats may be rounded differently, so it is only for targets whose guarantee is valid for any
-    rounding. A program with many records would be slower.
-    """
     return apart(program, database)
 
 

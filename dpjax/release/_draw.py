@@ -23,7 +23,7 @@ from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Key, TreeDef, Value
 from dpjax._core._values import Guarantee, Mechanism, Sensitivity
 from dpjax._exact._kernels import written
-from dpjax._tracing._programs import KeptJit, Program, QuickJit
+from dpjax._tracing._programs import Program, QuickJit, evaluate_alone
 from dpjax.random._keys import key_for_each
 from dpjax.release._transaction import guarantee_under
 
@@ -230,22 +230,16 @@ def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
 
 
 def compile_ahead(
-    draw: Draw,
-    mechanism: "SensitivityMechanism",
-    evaluate: KeptJit[Value],
-    program: Program,
-    key: Key,
-    records: TreeSpec,
+    draw: Draw, mechanism: "SensitivityMechanism", program: Program, key: Key, records: TreeSpec
 ) -> None:
     """Compiles target and draw concurrently: XLA compiles the target while Python traces the draw.
 
-    `evaluate` is the function that will run the target's program. Only the implementation of the
-    key matters, not its bits.
+    Only the implementation of the key matters, not its bits.
     """
     # The release itself runs under these settings. If the programs were compiled under other
     # settings, JAX would not find them in its cache.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
-        target = _compiling(evaluate, program, records)
+        target = _compiling(program, records)
         try:
             draw.compile(mechanism, _key_of_zeros(key))
         finally:
@@ -255,9 +249,9 @@ def compile_ahead(
 
 
 @functools.lru_cache(maxsize=256)
-def _compiling(evaluate: KeptJit[Value], program: Program, records: TreeSpec) -> Future[None]:
+def _compiling(program: Program, records: TreeSpec) -> Future[None]:
     """Starts the compilation of a target in a thread, unless it was started before."""
-    return compiling(evaluate.lower(records.tree(), program=program))
+    return compiling(evaluate_alone.lower(records.tree(), program=program))
 
 
 def compiling(lowered: jax.stages.Lowered) -> Future[None]:

@@ -35,15 +35,7 @@ from dpjax._core._values import (
 )
 from dpjax._tracing._contents import contents_of, functions_of_the_user
 from dpjax._tracing._host_calls import host_errors
-from dpjax._tracing._programs import (
-    KeptJit,
-    Program,
-    Unchanging,
-    apart,
-    check_concrete,
-    evaluate_alone,
-    evaluate_query,
-)
+from dpjax._tracing._programs import Program, Unchanging, apart, check_concrete, evaluate_alone
 from dpjax.proving._operations import runs_on_cpu_only
 from dpjax.random._keys import check_key
 from dpjax.release._draw import Draw, DrawOfAnother, can_compile_ahead, compile_ahead, draw_of
@@ -134,7 +126,6 @@ def _kind(leaf: PyTree) -> list[bool]:
 # last place in exp, log, tanh and other functions on these platforms, and far larger ones on a TPU.
 _PROVED_ON = frozenset(("cpu", "gpu", "cuda", "rocm"))
 _MOST_KEPT = 256  # The largest number of entries in the cache of a private function.
-_FEW = 2**18  # A query of up to so many numbers runs faster than the time that XLA's options save.
 
 
 class _Kind(NamedTuple):
@@ -144,13 +135,11 @@ class _Kind(NamedTuple):
         records: the structure, shapes and dtypes.
         shapes: the same, as a pytree of `jax.ShapeDtypeStruct`.
         plan: how such databases are released.
-        evaluate: evaluates the target outside of other programs.
     """
 
     records: TreeSpec
     shapes: Database
     plan: Inside
-    evaluate: KeptJit[Value]
 
 
 class _Step(NamedTuple):
@@ -305,18 +294,7 @@ class PrivateFunction:
         """
         least = needed(self.target, self.mechanism.sensitivity, records)
         plan = plan_of(self.target, covering(self._accepting, least))
-        return _Kind(records, records.tree(), plan, self._evaluation(records))
-
-    def _evaluation(self, records: TreeSpec) -> KeptJit[Value]:
-        """Returns the function that evaluates the target on a database of this structure.
-
-        A query has a guarantee for any rounding of its floats. So if compiling takes longer than
-        running, it is compiled with options that save time, as if it were called without noise.
-        """
-        small = sum(leaf.size for leaf in records.leaves) <= _FEW
-        is_query = isinstance(knowing(self.target), AddsUp)
-        quick = small and is_query and jax.default_backend() == "cpu"
-        return evaluate_query if quick else evaluate_alone
+        return _Kind(records, records.tree(), plan)
 
     def _traced(self, kind: _Kind) -> Program:
         """Returns the target's current program, traced again if the target may have changed."""
@@ -387,22 +365,18 @@ class PrivateFunction:
         draw, used = step.draw, [step.key, *arrays]
         if not isinstance(draw, Draw) or not can_compile_ahead(draw, step.program, used):
             return False
-        kind, program = step.kind, step.program
-        compile_ahead(draw, kind.plan.mechanism, kind.evaluate, program, step.key, kind.records)
+        compile_ahead(draw, step.kind.plan.mechanism, step.program, step.key, step.kind.records)
         self._keep(programs, True)
         return True
 
     def _drawn(self, step: _Step) -> Value:
         """Computes the target in a program of its own, and adds noise to the result."""
-        ahead = self._compiled_ahead(step)
+        self._compiled_ahead(step)
         program, key, records = step.program, step.key, _summed(step.records)
-        if not ahead and not program.is_concrete:
+        if not program.is_concrete:
             return step.draw(key, apart(program, records))
-        evaluate = step.kind.evaluate if ahead else evaluate_alone
-        if evaluate is evaluate_query and _checks.is_staging():
-            evaluate = evaluate_alone  # JAX accepts compiler options only for whole programs.
         with host_errors() if program.calls_host else contextlib.nullcontext():
-            return step.draw(key, evaluate(records, program=program))
+            return step.draw(key, evaluate_alone(records, program=program))
 
 
 def _summed(records: Database | Unsummed) -> Database:
