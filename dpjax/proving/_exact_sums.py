@@ -52,6 +52,8 @@ _WORTH_IT = 2.0**-7
 # columns share the grid, so a column of small numbers has fewer bits than a column of large ones.
 # If it has fewer bits than this, the sum stays a sum of floats.
 _LEAST_BITS = {4: 26, 8: 38}
+# Columns whose ranges differ by at most this factor have an exact sum anyway.
+_ALIKE = 16.0
 # The relative error of a few operations in float64. It is tiny compared with the rounding of
 # float32.
 OF_FLOAT64 = 16 * 2.0**-53
@@ -355,7 +357,7 @@ def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | 
         bits = bits_of_a_digit(count, _FLOAT64)
     except ValueError:
         raise RefusalError(f"{count} terms are too many for an exact sum in {dtype}") from None
-    if largest / least > 2.0 ** (bits - _LEAST_BITS[dtype.itemsize]):
+    if largest / least > max(_ALIKE, 2.0 ** (bits - _LEAST_BITS[dtype.itemsize])):
         raise RefusalError(
             f"the terms of one column may be {largest / least:.3g} times as large as those of "
             "another column. Sum these columns separately, or rescale them"

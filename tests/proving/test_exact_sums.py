@@ -533,6 +533,14 @@ def test_columns_of_different_scales_are_summed_exactly():
     np.testing.assert_allclose(computed, sums, rtol=2.0**-23)
 
 
+def test_many_floats_of_64_bits_are_summed_exactly():
+    """A term has 37 bits or fewer from 2^24 records on."""
+    with jax.enable_x64(True):
+        records = jax.ShapeDtypeStruct((10**8,), jnp.float64)
+        found = dpjax.prove_sensitivity(jnp.sum, records, bounds=(0, 1), norm="l1")
+    assert float(found.value) == pytest.approx(1, rel=1e-5)
+
+
 def test_sums_of_tiny_numbers_are_not_0():
     x = np.full(100_000, 1e-30, np.float32)
     found = dpjax.prove_sensitivity(jnp.sum, x, bounds=(0, 2e-30), norm="l1")
