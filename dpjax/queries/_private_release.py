@@ -234,7 +234,6 @@ def _of_moments(
 
     Numbers are in units of the ball's radius.
     """
-    del value
     rows = combinations_of(facts, measured["sums"].shape[-1])
     tail = (1 - confidence) / (_numbers(rows, facts) if simultaneous else 1)
     middle = np.asarray(facts["middle"])
@@ -243,11 +242,17 @@ def _of_moments(
     size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has a radius per axis.
     # Records at the edge of the ball are shrunk by up to this fraction.
     edge = facts["edge"]
-    spared = _FLOATS * (np.abs(middle) + size) + edge * size
+    is_long = np.result_type(*jax.tree.leaves(value)) == np.float64
+    spared = (_LONG_FLOATS if is_long else _FLOATS) * (np.abs(middle) + size) + edge * size
+    most = size + 2.0**-50 * (np.abs(middle) + size)
+    # A record may be rounded to a float, by this much, before the middle is subtracted: an integer
+    # above 2^53, for example.
+    rounded = (2.0**-52 if is_long else 2.0**-23) * np.abs(middle) / size
+    off = 4 * edge + rounded[:, None] + rounded + np.outer(rounded, rounded)
     low, high = (
         _named(
-            middle + size * one + side * spared,
-            np.outer(size, size) * (two + side * 4 * edge),
+            middle + np.clip(size * one + side * spared, -most, most),
+            np.outer(size, size) * np.clip(two + side * off, -1, 1),
             facts["scalar"],
         )
         for one, two, side in zip(mean, spread, (-1, 1), strict=True)

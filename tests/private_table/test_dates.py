@@ -176,6 +176,24 @@ def test_a_predicate_refuses_another_kind():
         TABLE.count(where=lambda row: row["day"] > datetime.timedelta(3), epsilon=1.0)
 
 
+def test_intervals_of_spreads_cover_the_rounding_of_integers_above_2_53():
+    """Only even integers are floats there, so the variance of the floats is off by more than 1."""
+    numbers = 2**53 + np.arange(1000) % 4
+    table = dpjax.PrivateTable({"x": numbers}, most_rows=1100)
+    found = table.variance("x", bounds=(2**53, 2**53 + 4), **SHARP)
+    assert found.value["variance"] > 2 * 1.25
+    low, high = found.interval(0.95)
+    assert low["variance"] <= 1.25 <= high["variance"]
+
+
+def test_the_mean_beside_a_variance_is_as_narrow_as_the_numbers_allow():
+    numbers = 1e9 + np.random.default_rng(0).uniform(0, 100, 1000)
+    table = dpjax.PrivateTable({"x": numbers}, most_rows=1100)
+    low, high = table.variance("x", bounds=(1e9, 1e9 + 100), **SHARP).interval(0.95)
+    assert low["mean"] <= numbers.mean() <= high["mean"] < low["mean"] + 0.1
+    assert low["variance"] <= numbers.var() <= high["variance"] < low["variance"] + 10
+
+
 def test_spreads_and_quantiles_of_times_and_of_large_numbers_have_the_digits_of_float64():
     """In float32 a time is off by a minute, and a number near 2^40 by 2^16."""
     times = np.datetime64("2024-01-01T00:00:00", "s") + np.arange(101)
