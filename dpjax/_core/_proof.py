@@ -20,8 +20,8 @@ class Proof:
 
     Attributes:
         steps: one line of text for each step.
-        losses: a function that measures by which factor each step loosens the bound. It returns the
-            lines with these factors. After its first call, this is None.
+        losses: a function that measures how much each step loosens the bound. It returns the lines
+            with these factors. After its first call, this is None.
         summary: a text that `repr` shows, too; "" if there is none. For a proved sensitivity, it
             compares the bound with the distance of the results on two concrete databases. For a
             sampled sensitivity, it states which bound can be proved.

@@ -130,9 +130,9 @@ class Parts:
         return self._accounts.setdefault(part, Part(self._ledger, self.column, part, pay))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
-        """Pays the amount by which a release on one part increases the cost of all parts together.
+        """Pays for a release on one part: the increase of the cost of all parts together.
 
-        That cost depends on the most expensive part alone, so the amount may be 0.
+        That cost is the cost of the most expensive part, so the increase may be 0.
         """
         if not self._open or self._process != os.getpid():
             raise ValueError(

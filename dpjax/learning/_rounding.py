@@ -47,9 +47,9 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     # The result of an addition is a partial sum, and the error is at most one unit of rounding
     # times this partial sum. Here is a bound on the partial sums. In each coordinate, sort the
     # partial sums of p floats by their number of terms, the longest first. The j-th partial sum has
-    # at most p - j + 1 terms, whatever the order of the additions. So the vector of the j-th
-    # partial sums of all coordinates has a norm of at most sqrt(p (p - j + 1)) clip norms. These
-    # norms, for all j, add up to at most 2 / 3 (p + 1)^2 clip norms.
+    # at most p - j + 1 terms, whatever the order of the additions. The j-th
+    # partial sums of all coordinates form a vector. Its norm is at most sqrt(p (p - j + 1)) clip
+    # norms. These norms, for all j, add up to at most 2 / 3 (p + 1)^2 clip norms.
     relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # Converting the digits to a float rounds the total of each neighbor.
         relative += 4 * batch

@@ -59,7 +59,7 @@ def along_a_path(
     Args:
         both: the log density at power 1, and its derivative.
         power: the power of the density.
-        step: the angle by which the path turns between two kicks, which change its velocity. The
+        step: the angle by which the path turns between two kicks. A kick changes the velocity. The
             angle is multiplied by a random factor from 0.5 to 1.5.
         normal: standard normal numbers: one for each number of the particle, and `RANDOM` more.
         particle: a vector of normal numbers.

@@ -156,7 +156,7 @@ def _unrolled(
 def _before_the_last(
     carry: Sequence[Abstract], grown: Sequence[float], steps: int
 ) -> list[Abstract]:
-    """Returns the carry after `steps` more steps, each of which adds `grown` to `pending.bits`.
+    """Returns the carry after `steps` more steps. Each step adds `grown` to `pending.bits`.
 
     Only `bits`, which bounds the product of public factors, is updated.
     """

@@ -205,7 +205,7 @@ _QUANTILES = np.geomspace(0.05, 25, 600)
 
 
 def _laplace_sum_of_many(weights: np.ndarray, tail: float) -> np.ndarray:
-    """Returns the same as `_laplace_sum`, for any number of weights of which no one is alone large.
+    """Returns the same as `_laplace_sum`, for many weights without a single dominant one.
 
     The characteristic function f(u) is the product of 1 / (1 + w_i^2 u^2). By Gil-Pelaez (1951),
     P(|sum of w_i L_i| > t) = 1 - 2 / pi times the integral of sin(u t) f(u) / u over u > 0. With
@@ -293,7 +293,7 @@ def _covariances(measured: PyTree, rows: np.ndarray, facts: dict[str, Any], tail
     Then sum(x y) - a sum(y) - b sum(x) + (a b - c) n = 0. With the released sums, the left side is
     the error of a weighted sum. The interval contains each c with the following property: for some
     a and b in their intervals, the magnitude of the left side is at most a bound on this error. The
-    bound depends on upper bounds on the weights of the released numbers, each of which is linear in
+    bound depends on upper bounds on the weights of the released numbers. Each weight is linear in
     a, b and a b - c. Each step computes an interval of c. This interval gives new bounds on the
     weights.
     """
