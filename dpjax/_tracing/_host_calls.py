@@ -37,6 +37,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._tracing._evaluate import without_rules
@@ -61,7 +62,10 @@ def is_own(primitive: jex.Primitive) -> bool:
 
 
 def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites a program so that it only has JAX's own primitives; `name` is for messages."""
+    """Rewrites a program so that it only has JAX's own primitives; `name` is for messages.
+
+    `unstack`, by which JAX 0.11 iterates over an array, becomes slices, which proofs support.
+    """
     for level in range(_MOST_NESTED + 1):
         for implementation in key_implementations(traced.jaxpr):
             functions = (implementation.seed, implementation.split, implementation.fold_in)
@@ -75,7 +79,7 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
                 )
         traced = without_rules(traced)
         foreign = {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}
-        if not foreign:
+        if not foreign and not any(map(_unstacks, equations(traced.jaxpr))):
             break
         installed = [module for module in list(sys.modules) if is_installed(module)]
         unknown = foreign - _primitives_in(installed) if level < _MOST_NESTED else foreign
@@ -94,11 +98,21 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] | None:
     """Runs a library's implementation of its own primitive; None for primitives of JAX."""
     primitive = equation.primitive
+    if _unstacks(equation):
+        (x,), axis = operands, equation.params["axis"]
+        return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
     if is_own(primitive):
         return None
     with equation.ctx.manager:
         outputs = primitive.impl(*operands, **equation.params)
     return list(outputs) if primitive.multiple_results else [outputs]
+
+
+def _unstacks(equation: Equation) -> bool:
+    """Whether an operation is an `unstack` of numbers. That of keys is left as it is."""
+    if equation.primitive.name != "unstack" or not is_own(equation.primitive):
+        return False
+    return not jnp.issubdtype(aval(equation.invars[0]).dtype, jax.dtypes.prng_key)
 
 
 def _primitives_in(modules: list[str]) -> set[jex.Primitive]:

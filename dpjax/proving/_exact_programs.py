@@ -15,6 +15,7 @@ from jax import lax
 from dpjax._core._proof import PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._host_calls import in_own_operations
 from dpjax._tracing._walks import Equation, aval, called, equations, live, parts, source_line
 from dpjax.proving._exact_sums import (
     FLOATS,
@@ -231,7 +232,9 @@ def with_sums(public: RecordBounds, sums: Sums) -> RecordBounds:
 
 
 def _with_exact_sums(target: Callable[[Database], Value], sums: Sums, database: Database) -> Value:
-    program, shapes = jax.make_jaxpr(target, return_shape=True)(database)
+    given, shapes = jax.make_jaxpr(target, return_shape=True)(database)
+    # Paths count the operations of a program in JAX's own primitives.
+    program = in_own_operations("target", given)
     exact = jex.ClosedJaxpr(_rewritten(program.jaxpr, sums, ()), program.consts)
     outputs = jex.jaxpr_as_fun(exact)(*jax.tree.leaves(database))
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)

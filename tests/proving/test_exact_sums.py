@@ -541,6 +541,20 @@ def test_many_floats_of_64_bits_are_summed_exactly():
     assert float(found.value) == pytest.approx(1, rel=1e-5)
 
 
+def test_sums_of_the_columns_of_an_iteration_are_exact():
+    """Iterating over an array is one operation of JAX 0.11; the program that is run has slices."""
+    records = np.random.default_rng(0).uniform(0, 1, (20_000, 2)).astype(np.float32)
+
+    def target(x):
+        first, second = x.T
+        return first.sum() + 2 * second.sum()
+
+    found = dpjax.prove_sensitivity(target, records, bounds=(0, 1), norm="l1")
+    assert 3 <= float(found.value) < 3.05
+    computed = float(found.bounds.enforced_on(target)(records))
+    assert computed == pytest.approx(records.astype(float).sum(0) @ [1, 2], rel=2.0**-22)
+
+
 def test_sums_of_tiny_numbers_are_not_0():
     x = np.full(100_000, 1e-30, np.float32)
     found = dpjax.prove_sensitivity(jnp.sum, x, bounds=(0, 2e-30), norm="l1")
