@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -202,7 +202,7 @@ _APPLICATION = 0x64704A4C  # "dpJL" in ASCII, SQLite's application ID in the hea
 # Connections that a child process inherited by a fork that Python did not report. If the child used
 # or closed such a connection, it would release the parent's locks. So they are stored here, open
 # and unused.
-_INHERITED: list[sqlite3.Connection | None] = []
+_INHERITED: list[sqlite3.Connection] = []
 
 
 class Mark(NamedTuple):
@@ -353,7 +353,6 @@ class LedgerFile:
             # This process was forked by code that did not run Python's fork hooks. So a thread of
             # the parent may have held the lock, and the connection belongs to the parent. Start
             # with a new lock and connection.
-            _INHERITED.append(self._connection)
             self._start()
         try:
             with self._lock:
@@ -406,7 +405,7 @@ class LedgerFile:
     def close(self) -> None:
         """Closes the file until the next call. The last process to close it merges SQLite's log."""
         if self._connection is not None:
-            self._connection.close()
+            self._closing()
         self._connection = None
 
     def suspend(self) -> None:
@@ -418,11 +417,6 @@ class LedgerFile:
         """Lets this process, or a fork of it, open the file again."""
         self._process = os.getpid()
         self._lock.release()
-
-    # Python may clear modules at exit. A default argument keeps `os.getpid` available.
-    def __del__(self, process: Callable[[], int] = os.getpid) -> None:
-        if hasattr(self, "_connection") and self._process == process():
-            self.close()
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -467,6 +461,9 @@ class LedgerFile:
             connection.close()
             raise
         self._connection = connection
+        # If this ledger is part of a reference cycle, Python may finalize the connection before the
+        # ledger. So the connection is closed by a weak reference, which Python clears first.
+        self._closing = weakref.finalize(self, _close, connection, os.getpid())
         # Moves the mark up to the last entry. If the mark cannot be written, the call fails here,
         # before any debit.
         self._raise_mark(math.inf)
@@ -529,6 +526,14 @@ class LedgerFile:
             if mode != "wal":
                 raise LedgerError(f"{self.path} must be on a file system with write-ahead logging")
             return
+
+
+def _close(connection: sqlite3.Connection, process: int) -> None:
+    """Closes a connection in the process that opened it. A fork must not release its locks."""
+    if process == os.getpid():
+        connection.close()
+    else:
+        _INHERITED.append(connection)
 
 
 @contextlib.contextmanager

@@ -85,16 +85,14 @@ class _Adaptive:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "a filter or odometer cannot be copied or pickled, because neither copy would know the"
-            " releases of the other: keep it in one process, or use a dpjax.Ledger for several"
-            " processes"
+            " releases of the other: for several processes, use a dpjax.Ledger"
         )
 
     def _refuse_forks(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                "a filter or odometer must be used in the process that made it, but this process is"
-                " a fork of it. The two processes would not know each other's releases: use a"
-                " dpjax.Ledger"
+                "a filter or odometer must be used in the process that made it, not in a fork of it"
+                " that would not know its later releases: use a dpjax.Ledger"
             )
 
     def _with(self, release: Mechanism | Guarantee) -> _Sums:

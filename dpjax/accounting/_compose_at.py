@@ -1,4 +1,4 @@
-"""`compose_at`: composition at a given delta, which is tighter than the sum of epsilons."""
+"""What several releases reveal together: `compose_at` a given delta, and the `risk` of attacks."""
 
 import collections
 import dataclasses
@@ -9,14 +9,18 @@ from typing import Literal, get_args
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._losses import TRANSFORMS, LossKind, joint_losses, kind_of_losses
+from dpjax._core._risk import MOST_DIMS, Risk, risk_of_kinds
 from dpjax._core._values import Guarantee, Mechanism
 from dpjax._exact._numerics import bisect, sum_up
-from dpjax.accounting._compose_events import pld_epsilon, renyi_epsilon
 from dpjax.accounting._composition import SHARE, charged, common_relation, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, zcdp_to_epsilon
 
 CompositionMethod = Literal["drv", "kov", "optimal", "zcdp", "renyi", "pld"]
 _OUTWARD = 1 + 1e-12
+# A bound on relative rounding errors: of the sums of dp-accounting, which have up to 10^5 terms,
+# and of optimal composition, with an error of 2^-50 for each release.
+_ROUNDING = 1e-9
 
 
 def compose_at(
@@ -114,6 +118,62 @@ def compose_at(
     return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
 
+def risk(*releases: Mechanism | Guarantee, dims: int = MOST_DIMS) -> Risk:
+    """What any attack can learn about one record from several releases together.
+
+    An epsilon bounds the privacy loss in the worst case. But the success of most attacks depends on
+    the whole distribution of the loss: with Gaussian noise, an attacker gains much less than
+    epsilon and delta alone allow.
+
+    Args:
+        *releases: a mechanism, or a guarantee, for each release. For a guarantee, the bounds use
+            only its epsilon and delta, because its noise is not known. Relations are combined as in
+            `compose_at`.
+        dims: the largest number of coordinates in a release, as in `compose_at`.
+
+    Returns:
+        A `Risk`: `advantage`, `tradeoff(false_positive_rate)` and `reconstruction_bound(prior)`.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if a release is neither a mechanism nor a concrete guarantee.
+        ValueError: if no release is given, or their privacy units differ.
+
+    Formal guarantees:
+        Bounds for every attack on two neighboring databases, for releases that are chosen in
+        advance as in `compose`. Losses are rounded up by dp-accounting. The noise tables, and the
+        rounding of Fourier transforms, are charged. If gammas are above 0, the bounds hold for all
+        pairs of databases except for a fraction of at most the sum of the gammas. They hold at the
+        confidence of `compose`, which also matters for a guarantee by `monte_carlo`, although its
+        gamma is 0.
+
+        The reconstruction bound is 1 - f(p), where f is the trade-off curve and p the prior.
+        Compare the release with one in which the record is a fixed other record. There the
+        attacker succeeds with probability at most p. 1 - f is concave, so an average over records
+        is at most 1 - f(p).
+
+    Source:
+        Wasserman and Zhou (2010); Dong, Roth and Su, "Gaussian differential privacy" (2022);
+        Kulynych, Gomez, Kaissis, du Pin Calmon and Troncoso, "Attack-aware noise calibration for
+        differential privacy" (2024).
+
+    Example:
+        >>> import dpjax
+        >>> mechanism = dpjax.gaussian(1.0, epsilon=1.0, delta=1e-6)
+        >>> round(dpjax.accounting.risk(mechanism).advantage, 3)
+        0.094
+        >>> round(dpjax.accounting.risk(mechanism.guarantee).advantage, 3)
+        0.462
+    """
+    dims = _checks.integer("dims", dims, least=1)
+    promised = [guarantee_of(release) for release in releases]
+    together = compose(*promised)  # This refuses guarantees for different privacy units.
+    relation = common_relation(promised)
+    alike = [release_under(release, relation) for release in releases]
+    counts = _counted_losses(alike)
+    return risk_of_kinds(tuple(counts.items()), relation, float(together.gamma), dims)
+
+
 def _by_guarantee(
     guarantees: list[Guarantee], delta: float, method: Callable[[list[float], float], float]
 ) -> float:
@@ -156,7 +216,57 @@ def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     return zcdp_to_epsilon(rho, delta=slack)
 
 
-_BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}
+def _pld(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
+    """Returns the epsilon of all releases together, by privacy loss distributions.
+
+    The losses are rounded up.
+    """
+    certain = delta * (1 - 1e-6) - TRANSFORMS
+    joint = joint_losses(_counted_losses(releases))
+    if certain <= 0 or joint is None:
+        return math.inf
+    return _rounded(joint.get_epsilon_for_delta(certain))
+
+
+def _renyi(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
+    """Returns the epsilon of all releases together, by Renyi divergences.
+
+    The deltas of guarantees are subtracted from `delta` first.
+    """
+    accounting = _checks.extra("dp_accounting", "accounting")
+    accountant = accounting.rdp.RdpAccountant()
+    spare = delta
+    for (kind, first, second, _), count in _counted_losses(releases).items():
+        if kind == "gaussian":
+            event = accounting.GaussianDpEvent(first)
+        elif kind == "laplace":
+            event = accounting.LaplaceDpEvent(first)
+        else:
+            spare -= second * count * (1 + _ROUNDING)
+            event = accounting.ZCDpEvent(first**2 / 2 * (1 + _ROUNDING))
+        accountant.compose(event, count)
+    return _rounded(accountant.get_epsilon(spare * (1 - 1e-6))) if spare > 0 else math.inf
+
+
+def _counted_losses(releases: Sequence[Mechanism | Guarantee]) -> dict[LossKind, int]:
+    """Counts the releases by the kind of their privacy losses.
+
+    Mechanisms with Gaussian or Laplace noise are represented by their events of dp-accounting, and
+    all other releases by their guarantees.
+    """
+    accounting = _checks.extra("dp_accounting", "accounting")
+    known = ((getattr(one, "dp_event", None), guarantee_of(one)) for one in releases)
+    return collections.Counter(
+        kind_of_losses(accounting, event, float(promised.epsilon), float(promised.delta))
+        for event, promised in known
+    )
+
+
+def _rounded(epsilon: float) -> float:
+    return float(epsilon) * (1 + _ROUNDING) + _ROUNDING
+
+
+_BY_NOISE = {"zcdp": _zcdp, "renyi": _renyi, "pld": _pld}
 
 
 # Optimal composition. Among all epsilon-DP mechanisms, randomized response is the least private.
@@ -167,7 +277,6 @@ _BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}
 # The largest number of distinct values of L that are computed. If there are more, the epsilons of
 # the releases are rounded up to multiples of a common unit.
 _MOST_POINTS = 2**16
-_ROUNDING = 1e-9  # This covers a relative rounding error of 2^-50 for each release.
 MOST_RELEASES = 10**4
 
 

@@ -1,20 +1,17 @@
-"""Composition of `DpEvent`s and of dpjax's mechanisms by the package dp-accounting."""
+"""`compose_events`: composition of `DpEvent`s by the accountants of dp-accounting."""
 
-import collections
 import contextlib
 import logging
 import math
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD, check_privacy_unit
-from dpjax._core._losses import TRANSFORMS, LossKind, joint_losses, kind_of_losses
 from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation
-from dpjax.accounting._concentrated import guarantee_of
+from dpjax._core._values import Guarantee, NeighboringRelation
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -195,60 +192,3 @@ def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
     elif "noise_multiplier" in fields:
         fields["noise_multiplier"] = event.noise_multiplier / 2
     return type(event)(**fields)
-
-
-# The methods "pld" and "renyi" of `compose_at`. They represent mechanisms with Gaussian or Laplace
-# noise by events of dp-accounting, and all other releases by their guarantees.
-
-# A bound on the relative rounding errors of the accountants' sums, which have up to 10^5 terms.
-_ROUNDING = 1e-9
-
-
-def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
-    """Returns the epsilon of all releases together, by privacy loss distributions.
-
-    The losses are rounded up.
-    """
-    accounting = _checks.extra("dp_accounting", "accounting")
-    certain = delta * (1 - 1e-6) - TRANSFORMS
-    joint = joint_losses(counted_losses(releases, accounting))
-    if certain <= 0 or joint is None:
-        return math.inf
-    return _rounded(joint.get_epsilon_for_delta(certain))
-
-
-def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
-    """Returns the epsilon of all releases together, by Renyi divergences.
-
-    The deltas of guarantees are subtracted from `delta` first.
-    """
-    accounting = _checks.extra("dp_accounting", "accounting")
-    accountant = accounting.rdp.RdpAccountant()
-    spare = delta
-    for (kind, first, second, _), count in counted_losses(releases, accounting).items():
-        if kind == "gaussian":
-            event = accounting.GaussianDpEvent(first)
-        elif kind == "laplace":
-            event = accounting.LaplaceDpEvent(first)
-        else:
-            spare -= second * count * (1 + _ROUNDING)
-            event = accounting.ZCDpEvent(first**2 / 2 * (1 + _ROUNDING))
-        accountant.compose(event, count)
-    return _rounded(accountant.get_epsilon(spare * (1 - 1e-6))) if spare > 0 else math.inf
-
-
-def counted_losses(
-    releases: Sequence[Mechanism | Guarantee], accounting: ModuleType
-) -> dict[LossKind, int]:
-    """Counts the releases by the kind of their privacy losses."""
-    return collections.Counter(_kind(release, accounting) for release in releases)
-
-
-def _kind(release: Mechanism | Guarantee, accounting: ModuleType) -> LossKind:
-    promised = guarantee_of(release)
-    event = getattr(release, "dp_event", None)
-    return kind_of_losses(accounting, event, float(promised.epsilon), float(promised.delta))
-
-
-def _rounded(epsilon: float) -> float:
-    return float(epsilon) * (1 + _ROUNDING) + _ROUNDING

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol, get_args
 
 import scipy
 
@@ -21,21 +21,20 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._risk import Risk, risk_of_losses
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._compose_events import AccountingMethod
-from dpjax.accounting._loss_distributions import (
+from dpjax.accounting._composed_steps import (
+    Kind,
     NoEpsilonError,
+    Sampling,
     composed_losses,
     epsilons_by_losses,
+    epsilons_by_renyi,
 )
-from dpjax.accounting._renyi_divergences import epsilons_by_renyi
 from dpjax.random._noise import GAUSSIAN
 
 _OUTWARD = 1 + 1e-9
 # Real noise and real batches are only nearly ideal. At most this fraction of delta may pay for the
 # difference.
 _LARGEST_SHARE = 0.1
-
-
-Kind = Literal["poisson", "fixed", "bins", "separated"]
 # Kinds of sampling in which one key draws the batches of all steps.
 _ONE_KEY = ("bins", "separated")
 
@@ -54,36 +53,6 @@ class Columns(Protocol):
         The record joins every `groups`-th batch. The result is relative to the largest norm of a
         column of the strategy matrix, and rounded up.
         """
-        ...
-
-
-class Sampling(Protocol):
-    """A rule that draws batches, such as `dpjax.learning.poisson_sampling`."""
-
-    @property
-    def kind(self) -> Kind:
-        """How records join batches.
-
-        "poisson": each record joins each batch independently. "fixed": each batch is a random set
-        of a fixed size. "bins": each record joins the batches of one secret bin. "separated": after
-        joining a batch, a record skips a fixed number of batches, and then joins each batch with a
-        fixed probability.
-        """
-        ...
-
-    @property
-    def n(self) -> int:
-        """The public number of slots for records; neighbors differ in one slot."""
-        ...
-
-    @property
-    def rate(self) -> float:
-        """The probability that a record is in a batch, public."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """The number of slots of a batch."""
         ...
 
 
@@ -294,8 +263,7 @@ class DpSgdRun(NamedTuple):
         run = DpSgdRun(
             drawn, steps, delta, dims, relation, self.method, groups, self.strategy, share
         )
-        if run.overlaps and (rate != 1 or separated):
-            assert self.strategy is not None
+        if self.strategy is not None and run.overlaps and (rate != 1 or separated):
             raise ValueError(
                 f"sampling must have at least {self.strategy.bands} groups, one for each band of "
                 f"the strategy, got {sampling}: with fewer groups, two batches of a record would "
@@ -326,9 +294,8 @@ class DpSgdRun(NamedTuple):
         If no published number depends on two batches of the same record, each batch is a separate
         mechanism. Otherwise, all batches of a record together are one mechanism.
         """
-        if not self.overlaps:
+        if self.strategy is None or not self.overlaps:
             return z, self.participations
-        assert self.strategy is not None
         return z / self.strategy.overlap(groups=self.groups, steps=self.steps), 1
 
     @property

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from dpjax._core import _checks
 from dpjax._core._values import NeighboringRelation
 from dpjax.accounting._compose_events import AccountingMethod
+from dpjax.accounting._composed_steps import NoEpsilonError
 from dpjax.accounting._dp_sgd import Columns, DpSgdRun, Sampling
-from dpjax.accounting._loss_distributions import NoEpsilonError
 
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e9
 _OUTWARD = 1 + 1e-9
@@ -115,9 +115,8 @@ def dp_sgd_noise_multiplier(
         if reached < _MET * target and z > LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
                 f'method="renyi" finds no noise multiplier with an epsilon near {target:g} at'
-                f" delta={run.delta:g}: the least noise multiplier with an epsilon of at most"
-                f" {target:g} is {z:.4g}, and its epsilon is only {reached:.3g}; use"
-                ' method="pld"'
+                f" delta={run.delta:g}: the least noise multiplier that keeps it is {z:.4g},"
+                f' and its epsilon is only {reached:.3g}; use method="pld"'
             )
         return z
     return least_noise(run.epsilon, target)

@@ -301,8 +301,7 @@ class Ledger(Account):
         if self._records.setdefault(name, records) is not records:
             raise ValueError(
                 f"name={name!r} is already the name of another table in this ledger, and releases"
-                " of that table would be returned for this table: give each table its own name, as"
-                " in"
+                " of that table would be returned for this one: give each table its own name, as in"
                 ' PrivateTable(frame, name="patients", ...)'
             )
 
@@ -314,9 +313,12 @@ class Ledger(Account):
     @property
     def remaining(self) -> tuple[Decimal, Decimal]:
         """The epsilon and delta that are left."""
+        return as_decimals(*self._left())
+
+    def _left(self) -> Amount:
         self._file.update()
         (epsilon, delta), spent = self._file.chain.budget, self._file.chain.spent
-        return as_decimals(epsilon - spent[0], delta - spent[1])
+        return epsilon - spent[0], delta - spent[1]
 
     @property
     def spent(self) -> Guarantee:
@@ -462,12 +464,9 @@ class Ledger(Account):
             BudgetExceededError: if too little of the budget is left.
         """
         count = _checks.integer("parts", parts, least=1)
-        self._file.update()
-        budget, spent = self._file.chain.budget, self._file.chain.spent
-        left = budget[0] - spent[0], budget[1] - spent[1]
-        return self._shares(left, Fraction(1), count)
+        return self._shares(self._left(), Fraction(1), count)
 
-    def _shares(self, units: tuple[int, int], part: Fraction, count: int) -> list[Share]:
+    def _shares(self, units: Amount, part: Fraction, count: int) -> list[Share]:
         epsilon, delta = (math.floor(part * unit) for unit in units)
         # If the budget has a delta, the share is converted to the mu of Gaussian noise. For smaller
         # shares, float64 is too inaccurate.

@@ -84,9 +84,8 @@ class SimulatedLosses:
         largest = float(np.max(points, where=np.isfinite(points), initial=0.0))
         if self.delta(largest) > delta:
             raise ValueError(
-                f"delta={delta:g} is too small for draws={self.draws}: the smallest delta that"
-                f" these draws can show is {self.delta(largest):.2g}. Take more draws, or a larger"
-                " delta"
+                f"delta={delta:g} is too small for draws={self.draws}, which can only show"
+                f" {self.delta(largest):.2g} and above: take more draws, or a larger delta"
             )
         return bisect(lambda x: self.delta(x) > delta, 0.0, largest)[1]
 

@@ -97,10 +97,7 @@ class Parts:
     """
 
     def __init__(
-        self,
-        ledger: Account,
-        column: str,
-        pay: Callable[[Payment, Amount], None],
+        self, ledger: Account, column: str, pay: Callable[[Payment, Amount], None]
     ) -> None:
         self.column, self._ledger, self._pay = column, ledger, pay
         self._accounts: dict[str | int, Part] = {}
@@ -137,8 +134,7 @@ class Parts:
         if not self._open or self._process != os.getpid():
             raise ValueError(
                 "parts can only be used inside of their block `with ledger.parallel(...)`, and "
-                "in the process that opened it, because the sums of the parts are in memory: "
-                "open another block"
+                "in the process that opened it, which has their sums in memory: open another block"
             )
         promised = compose(release.guarantee)
         _check_of_one_part(promised)
@@ -217,9 +213,8 @@ def _check_of_one_part(guarantee: Guarantee) -> None:
     added = guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if guarantee.privacy_unit != RECORD:
         raise ValueError(
-            f"guarantees must be for one record, got a guarantee for a {guarantee.privacy_unit}."
-            f" The records of a {guarantee.privacy_unit} may be in several parts: release all parts"
-            " at once, by queries.by"
+            f"guarantees must be for one record, got a guarantee for a {guarantee.privacy_unit},"
+            " whose records may be in several parts: release all parts at once, by queries.by"
         )
     if not added or guarantee.group_size > 1:
         raise ValueError(

@@ -17,14 +17,14 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._values import Guarantee, NeighboringRelation
-from dpjax.accounting._composition import compose
-from dpjax.accounting._dp_sgd import DpSgdRun, Sampling, real_epsilon
-from dpjax.accounting._loss_distributions import NoEpsilonError
-from dpjax.accounting._renyi_divergences import (
+from dpjax.accounting._composed_steps import (
     ORDERS,
+    NoEpsilonError,
     composed_divergences,
     epsilon_by_renyi,
 )
+from dpjax.accounting._composition import compose
+from dpjax.accounting._dp_sgd import DpSgdRun, Sampling, real_epsilon
 from dpjax.random._repetitions import Repetitions, repetitions
 
 _OUTWARD = 1 + 1e-9

@@ -69,8 +69,7 @@ class Pool:
         if mu is None:
             raise BudgetExceededError(
                 "this budget has a delta above 0, and its shares pay only for Gaussian noise in the"
-                " norm l2 and for releases with delta 0: pay for other releases from the ledger"
-                " itself"
+                " norm l2 and for releases with delta 0: pay for others from the ledger itself"
             )
         return Fraction(mu) ** 2
 

@@ -15,12 +15,11 @@ claim.
 """
 
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
-from dpjax.auditing._audit import AuditResult, audit, audit_curve
+from dpjax.auditing._audit import AuditResult, audit, audit_curve, verify
 from dpjax.auditing._calibration import Calibration, calibration
 from dpjax.auditing._conformance import ConformanceReport, check_conformance
 from dpjax.auditing._events import Event
 from dpjax.auditing._one_run import one_run_epsilon
-from dpjax.auditing._verify import verify
 
 __all__ = [
     "AdversarialPair",

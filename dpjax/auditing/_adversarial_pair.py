@@ -264,7 +264,7 @@ def adversarial_pair(
     program = Program.trace("target", target, specs)
     search = _Search(program, tuple(limits), norm, n)
     keys = jax.random.split(key, restarts)
-    found, places, _ = jax.jit(jax.vmap(functools.partial(_climb, search, steps)))(keys)
+    found, places = jax.jit(jax.vmap(functools.partial(_climb, search, steps)))(keys)
     return _best(search, found, places)
 
 
@@ -297,8 +297,8 @@ class _Search:
         return jnp.where((moved > 0) & jnp.isfinite(moved), jnp.log(moved), -jnp.inf)
 
 
-def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Returns the best pair that one restart of the search finds, and its log distance."""
+def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.Array]:
+    """Returns the best pair that one restart of the search finds."""
     key_start, key_steps = jax.random.split(key)
     arrays, place = _start(search, key_start)
     floats = list(map(is_float, arrays))
@@ -329,7 +329,7 @@ def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.
     height = search.log_distance(arrays, place)
     inputs = jax.random.split(key_steps, steps), jnp.linspace(0.0, 1.0, steps)
     carry, _ = jax.lax.scan(step, (arrays, height, arrays, height, (zeros, zeros)), inputs)
-    return carry[2], place, carry[3]
+    return carry[2], place
 
 
 def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:

@@ -16,9 +16,9 @@ from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, Mechanism, Release, Sensitivity
 from dpjax._exact._numerics import is_float
-from dpjax.auditing._audit import as_clamped
-from dpjax.auditing._outputs import joined, matrices, rows_of
-from dpjax.auditing._verify import ROUNDING_OF_DISTANCE, double_moves, single_moves, strange_values
+from dpjax.auditing._audit import ROUNDING_OF_DISTANCE, as_clamped
+from dpjax.auditing._moves import double_moves, single_moves, strange_values
+from dpjax.auditing._outputs import in_batches, joined, matrices, rows_of
 from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
@@ -117,12 +117,8 @@ class _Case:
 
         `batches` limits the computation to the first batches of outputs; None takes all.
         """
-        count = len(jax.tree.leaves(self.outputs)[0])
-        found: list[np.ndarray] = []
-        for start in range(0, count, _BATCH)[:batches]:
-            batch = rows_of(self.outputs, slice(start, start + _BATCH))
-            found.append(np.asarray(_log_probs(self.mechanism, batch, value), float))
-        return np.concatenate(found)
+        outputs = rows_of(self.outputs, slice(batches and batches * _BATCH))
+        return in_batches(lambda batch: _log_probs(self.mechanism, batch, value), outputs, _BATCH)
 
 
 def check_conformance(

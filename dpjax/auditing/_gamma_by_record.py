@@ -98,9 +98,8 @@ class RecordGammas:
         x = _checks.fraction("x", x)
         if not self.drawn:
             raise ValueError(
-                "share_above needs records that were drawn from the oracle, got a result for "
-                "given records, which are not a random sample: pass a number as records to "
-                "gamma_by_record"
+                "share_above needs records that were drawn from the oracle, got given records, so"
+                " not a random sample: pass a number as records to gamma_by_record"
             )
         counts = np.arange(self.pairs)
         above = (self.uncovered[:, None] > counts).sum(0)

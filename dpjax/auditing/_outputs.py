@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Release
@@ -113,14 +114,6 @@ def matrices(outputs: Value) -> list[np.ndarray]:
     return [leaf.reshape(len(leaf), -1) for leaf in leaves]
 
 
-def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
-    """Flattens the arrays of `value`; None if outputs differ in structure or shapes."""
-    one = rows_of(outputs, 0)
-    if jax.tree.map(np.shape, one) != jax.tree.map(np.shape, value):
-        return None
-    return [np.ravel(leaf) for leaf in jax.tree.leaves(value)]
-
-
 def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coordinate]:
     """Returns the `count` coordinates of an output that have the highest scores."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(here)]
@@ -196,15 +189,12 @@ def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
 def grain_and_binade(coordinate: Coordinate) -> Code:
     """Returns a code of a number's lowest set bit and its magnitude."""
 
-    def encode(outputs: Value) -> np.ndarray:
+    def parts(outputs: Value) -> Sequence[np.ndarray]:
         numbers = exact_numbers(coordinate(outputs))
-        return _packed(lowest_set_bit(numbers), binade(numbers))
+        return lowest_set_bit(numbers), binade(numbers)
 
-    def label(code: int) -> str:
-        lowest, size = _unpacked(code)
-        return f"({_power(lowest)}, 2^{size})"
-
-    return Code(f"(lowest set bit, magnitude) of {coordinate.name}", encode, label)
+    name = f"(lowest set bit, magnitude) of {coordinate.name}"
+    return _of_two(name, parts, lambda lowest, size: f"({_power(lowest)}, 2^{size})")
 
 
 def low_bits_and_binade(coordinate: Coordinate) -> Code:
@@ -213,16 +203,14 @@ def low_bits_and_binade(coordinate: Coordinate) -> Code:
     The lowest bits may show how the number was computed.
     """
 
-    def encode(outputs: Value) -> np.ndarray:
+    def parts(outputs: Value) -> Sequence[np.ndarray]:
         numbers = exact_numbers(coordinate(outputs))
-        signed = 2 * low_bits(numbers, _LOW_BITS) + np.signbit(numbers)
-        return _packed(signed, binade(numbers))
+        return 2 * low_bits(numbers, _LOW_BITS) + np.signbit(numbers), binade(numbers)
 
-    def label(code: int) -> str:
-        signed, size = _unpacked(code)
+    def label(signed: int, size: int) -> str:
         return f"({'-' if signed % 2 else '+'}, {signed // 2:0{_LOW_BITS}b}, 2^{size})"
 
-    return Code(f"(sign, low bits, magnitude) of {coordinate.name}", encode, label)
+    return _of_two(f"(sign, low bits, magnitude) of {coordinate.name}", parts, label)
 
 
 def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np.number) -> Code:
@@ -231,11 +219,23 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
     A difference that is not exact has a separate code.
     """
     name = coordinate.name
-    return Code(
+    return _of_two(
         f"lowest set bits of ({name} - value, {name} - neighbor)",
-        lambda outputs: _packed(*_grains_from(coordinate, outputs, value, neighbor)),
-        lambda code: "({}, {})".format(*map(_power, _unpacked(code))),
+        lambda outputs: _grains_from(coordinate, outputs, value, neighbor),
+        lambda first, second: f"({_power(first)}, {_power(second)})",
     )
+
+
+def _of_two(
+    name: str, parts: Callable[[Value], Sequence[np.ndarray]], label: Callable[[int, int], str]
+) -> Code:
+    """Returns a code that contains two integers. The second one has at most 16 bits."""
+
+    def encode(outputs: Value) -> np.ndarray:
+        high, low = parts(outputs)
+        return (high.astype(np.int64) << 16) + (low.astype(np.int64) + 2**15)
+
+    return Code(name, encode, lambda code: label(code >> 16, (code & (2**16 - 1)) - 2**15))
 
 
 def off_the_grid(
@@ -310,14 +310,6 @@ def _fingerprints(outputs: Value) -> np.ndarray:
     return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
 
 
-def _packed(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    return (high.astype(np.int64) << 16) + (low.astype(np.int64) + 2**15)
-
-
-def _unpacked(code: int) -> tuple[int, int]:
-    return code >> 16, (code & (2**16 - 1)) - 2**15
-
-
 def _power(lowest: int) -> str:
     return {NO_BIT: "zero", NO_NUMBER: "none"}.get(lowest, f"2^{lowest}")
 
@@ -361,8 +353,8 @@ class Sampler:
                 "mechanism must give outputs of one shape and dtype for value and neighbor, got"
                 f" {TreeSpec.of(output)} and {TreeSpec.of(other)}"
             )
-        width = _width(output)
-        most = max(1, _MOST_NUMBERS // width)
+        arrays = jax.tree.leaves(_checks.real_shapes("the output of mechanism", output))
+        most = max(1, _MOST_NUMBERS // sum(array.size for array in arrays))
         learning = min(samples // 4, most)
         fitting = [size for size in _BATCHES if size <= min(learning, most)]
         return SamplePlan(
@@ -381,15 +373,7 @@ class Sampler:
 
     def log_ratios(self, outputs: Value, value: Value, neighbor: Value, size: int) -> np.ndarray:
         """Returns the log likelihood of every output under value, minus that under neighbor."""
-        count = len(jax.tree.leaves(outputs)[0])
-        found: list[np.ndarray] = []
-        for start in range(0, count, size):
-            # The last batch repeats its last row, so that all batches have the same size and share
-            # a compiled program.
-            rows = np.minimum(np.arange(start, start + size), count - 1)
-            batch = rows_of(outputs, rows)
-            found.append(np.asarray(self._log_ratios(batch, value, neighbor), float))
-        return np.concatenate(found)[:count]
+        return in_batches(lambda batch: self._log_ratios(batch, value, neighbor), outputs, size)
 
     def _release(self, key: Key, value: Value) -> Value:
         output = self.mechanism(key, value)
@@ -409,18 +393,19 @@ def rows_of(batch: Value, rows: int | slice | np.ndarray) -> Value:
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], batch)
 
 
+def in_batches(function: Callable[[Value], jax.Array], outputs: Value, size: int) -> np.ndarray:
+    """Returns the number that a compiled function computes for every output.
+
+    The last batch repeats its last row, so that all batches have the same size and share a compiled
+    program.
+    """
+    count = len(jax.tree.leaves(outputs)[0])
+    starts = np.arange(0, count, size)[:, None]
+    batches = np.minimum(starts + np.arange(size), count - 1)
+    found = [np.asarray(function(rows_of(outputs, rows)), float) for rows in batches]
+    return np.concatenate(found)[:count]
+
+
 def joined(batches: list[Value]) -> Value:
     """Concatenates several batches of outputs."""
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
-
-
-def _width(output: Value) -> int:
-    """Returns the total number of entries in all arrays of an output."""
-    leaves = jax.tree.leaves(output)
-    for leaf in leaves:
-        number = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
-        if not (number or leaf.dtype == bool):
-            raise TypeError(f"mechanism must give real arrays, got dtype {leaf.dtype}")
-    if sum(leaf.size for leaf in leaves) == 0:
-        raise ValueError("mechanism must return at least one number, got an output without numbers")
-    return sum(leaf.size for leaf in leaves)

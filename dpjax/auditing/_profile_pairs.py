@@ -1,7 +1,7 @@
-"""Random pairs for several releases: the stretch of each pair, and the loss of one release.
+"""Random pairs for several releases: each pair's relative distance, and the loss of one release.
 
-The *stretch* of a pair is the distance of its values divided by the distance to which the noise is
-calibrated (docs/proofs/privacy-profile.md).
+The *relative distance* of a pair is the distance of its values divided by the distance to which the
+noise is calibrated (docs/proofs/privacy-profile.md).
 """
 
 import dataclasses
@@ -95,12 +95,8 @@ class Joint:
                     f"oracle must draw records like those that were sampled, {sampled}, got {drawn}"
                 )
 
-    def stretch(self, moved: PyTree) -> jax.Array:
-        """Returns the stretch of a pair, given the differences `moved` of its values.
-
-        The stretch is the distance of the values, divided by the distance to which noise is
-        calibrated.
-        """
+    def relative_distance(self, moved: PyTree) -> jax.Array:
+        """Returns the relative distance of a pair, given the differences `moved` of its values."""
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -108,7 +104,7 @@ class Joint:
 
     @property
     def rounding(self) -> float:
-        """Bounds how much `stretch` grows if the values of all releases are rounded to grids."""
+        """Bounds how much a relative distance grows if all values are rounded to grids."""
         pure = [loss.rounding for loss in self.losses if loss.family != "gaussian"]
         normal = [loss.rounding for loss in self.losses if loss.family == "gaussian"]
         return float(self._worse(pure, normal, np.sum, np.linalg.norm, np.max))
@@ -118,23 +114,21 @@ class Joint:
         return largest([*found, l2(normal) / self.deviations] if normal else found)
 
 
-def sampled_stretches(
+def relative_distances(
     key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
-    """Returns, for each pair, upper bounds on its stretch and on the loss of a simulated release.
-
-    The stretch of a pair is the distance of its values, divided by the calibrated distance.
+    """Bounds, for each pair, its relative distance and the loss of a simulated release.
 
     Returns:
-        The stretches; the losses, or None if the stretches determine the exact curve; and the
-        fingerprint of the sampling. Stretches without losses are sorted.
+        The relative distances; the losses, or None if the distances determine the exact curve; and
+        the fingerprint of the sampling. Distances without losses are sorted.
     """
     sampled, hidden, plan = sampled_distances(
         key,
         joint.target,
         oracle,
         n=n,
-        norm=joint.stretch,
+        norm=joint.relative_distance,
         positions=joint.positions,
         point=point,
         released=partial(_with_releases, joint),
@@ -226,19 +220,13 @@ class ReleasedPair(RandomPair):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Returns (2,): for a pair, `distance` returns two numbers, its stretch and its loss.
-
-        The stretch is the distance of the values, divided by the calibrated distance.
-        """
+        """Returns (2,): `distance` returns two numbers, the relative distance and the loss."""
         return (2,)
 
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the stretch and the loss of pair `index`, and the rounding step of its values.
-
-        The stretch is the distance of the values, divided by the calibrated distance.
-        """
+        """Returns relative distance and loss of pair `index`, and the rounding step of values."""
         if self.sums is None:
             return super().distance(key, index, position)
         loss, noise = self._release(key, index)
@@ -251,10 +239,7 @@ class ReleasedPair(RandomPair):
         return found, resolution[0]
 
     def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
-        """Returns the stretch and the loss of pair `index`, given its two values.
-
-        The stretch is the distance of the values, divided by the calibrated distance.
-        """
+        """Returns the relative distance and the loss of pair `index`, given its two values."""
         loss, noise = self._release(key, index)
         return jnp.stack([distance(self.norm, value, other), loss(value, other, noise)])
 
@@ -264,10 +249,7 @@ class ReleasedPair(RandomPair):
 
 
 def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
-    """Adds a simulated release to a pair, unless its stretch determines the exact divergence.
-
-    The stretch of a pair is the distance of its values, divided by the calibrated distance.
-    """
+    """Adds a simulated release to a pair, unless the distance determines the exact divergence."""
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
@@ -403,18 +385,17 @@ def log_of_chances(joint: Joint) -> float:
 
 
 def _raised(
-    losses: np.ndarray, stretches: np.ndarray, absolute: float, relative: float, joint: Joint
+    losses: np.ndarray, distances: np.ndarray, absolute: float, relative: float, joint: Joint
 ) -> np.ndarray:
     """Adds a margin to sampled losses, for the errors of the distances from which they come.
 
-    Losses and stretches are in the order of the pairs. A stretch is the distance of two values,
-    divided by the calibrated distance.
+    Losses and relative distances are in the order of the pairs.
     """
     losses = np.asarray(losses, np.float64)
     if max(relative, absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
-        pure, normal = stretches * joint.pure, stretches * joint.deviations
+        pure, normal = distances * joint.pure, distances * joint.deviations
         off = relative * pure + absolute * joint.pure
         normal_off = relative * normal + absolute * joint.deviations
         return losses + 2 * off + 2 * normal_off * (_LARGEST_NORMAL + normal)

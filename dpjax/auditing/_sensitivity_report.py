@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._proof import Ball, Categories, RecordBounds
+from dpjax._core._proof import Ball, RecordBounds
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
@@ -177,17 +176,5 @@ def _searched(public: RecordBounds, specs: Database) -> PyTree:
     Categories become the interval from the least to the largest category. The target replaces each
     number in the interval by a category.
     """
-    leaves, structure = jax.tree.flatten(specs)
-    found: list[object] = []
-    for bound, leaf in zip(public.leaves, leaves, strict=True):
-        if isinstance(bound, Ball):
-            found.append(bound)
-            continue
-        ends = (
-            (min(bound.values), max(bound.values))
-            if isinstance(bound, Categories)
-            else (bound.low, bound.high)
-        )
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        found.append(ends if is_float else tuple(map(int, ends)))
-    return jax.tree.unflatten(structure, found)
+    found = [bound if isinstance(bound, Ball) else bound.ends for bound in public.leaves]
+    return jax.tree.unflatten(jax.tree.structure(specs), found)

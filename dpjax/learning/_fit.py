@@ -26,6 +26,7 @@ from dpjax._files._durable import Json
 from dpjax._running._progress import counting
 from dpjax._tracing._fingerprints import digest
 from dpjax._version import __version__
+from dpjax.accounting._compose_at import risk
 from dpjax.accounting._dp_sgd import (
     DpSgdRun,
     dp_sgd,
@@ -36,7 +37,6 @@ from dpjax.accounting._dp_sgd import (
 from dpjax.accounting._least_noise import dp_sgd_noise_multiplier
 from dpjax.accounting._ledger import Ledger
 from dpjax.accounting._monte_carlo import SimulatedLosses
-from dpjax.accounting._risk import risk
 from dpjax.learning._clipping import clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise, initial_state
 from dpjax.learning._gaussian_noise import (

@@ -3,6 +3,7 @@
 import secrets
 import sqlite3
 import threading
+import weakref
 from collections.abc import Hashable
 from pathlib import Path
 
@@ -222,14 +223,13 @@ class KeyLedger(OpenLedger):
         self._connection = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False
         )
+        # In a reference cycle, Python may finalize the connection before this ledger, but it clears
+        # weak references first.
+        weakref.finalize(self, self._connection.close)
         with self._connection:
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS used_keys (fingerprint TEXT PRIMARY KEY)"
             )
-
-    def __del__(self) -> None:
-        if hasattr(self, "_connection"):
-            self._connection.close()
 
     def claim(self, key: jax.Array) -> None:
         """Records a key as used.

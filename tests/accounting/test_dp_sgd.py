@@ -12,10 +12,13 @@ from scipy.stats import binom, norm
 
 import dpjax
 from dpjax import accounting, learning
-from dpjax.accounting import _dp_sgd, _least_noise, _loss_distributions
+from dpjax.accounting import _composed_steps, _dp_sgd, _least_noise
+from dpjax.accounting._composed_steps import (
+    _LEAST_INTEGRATED,
+    _renyi_of_replacing,
+    epsilons_by_losses,
+)
 from dpjax.accounting._least_noise import least_noise
-from dpjax.accounting._loss_distributions import epsilons_by_losses
-from dpjax.accounting._renyi_divergences import _LEAST_INTEGRATED, _renyi_of_replacing
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpjax.NeighboringRelation.REPLACE_ONE
@@ -345,7 +348,7 @@ def test_wider_intervals_hardly_raise_an_epsilon(batches, relation, monkeypatch)
     """Where the losses of a step vary, intervals are up to four times as wide."""
     arguments = batches, 1.5, 100, relation is REPLACE
     wide = epsilons_by_losses(*arguments)(1e-6)
-    monkeypatch.setattr(_loss_distributions, "_LARGEST_INTERVAL", 1e-4)
+    monkeypatch.setattr(_composed_steps, "_LARGEST_INTERVAL", 1e-4)
     narrow = epsilons_by_losses(*arguments)(1e-6)
     assert narrow < wide < narrow * (1 + 3e-5)
 

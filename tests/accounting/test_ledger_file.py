@@ -1,5 +1,6 @@
 """The file of a ledger: crowds, crashes and corruption never leave more budget than there was."""
 
+import gc
 import random
 import shutil
 import signal
@@ -14,6 +15,8 @@ import pytest
 
 from dpjax._files import _ledger_file
 from dpjax._files._ledger_file import BudgetExceededError, LedgerError, LedgerFile
+from dpjax.random import KeyLedger
+from tables import for_each
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
 BUDGET = (1000, 50)
@@ -299,6 +302,26 @@ def test_no_corruption_leaves_more_to_spend(corruptions, tmp_path):
         except LedgerError:
             refused += 1
     assert corruptions / 2 < refused < corruptions
+
+
+@for_each("opened", [lambda path: LedgerFile(path, BUDGET), lambda path: KeyLedger(f"{path}.keys")])
+def test_a_ledger_in_a_reference_cycle_is_closed(opened, path):
+    # Since Python 3.13, a connection warns if it is finalized before it is closed. Here, the first
+    # collection makes the next one finalize the connection before the ledger.
+    files = [opened(path)]
+    connection = files[0]._connection
+    gc.collect()
+    files[0].itself = files[0]
+    files.clear()
+    del connection
+    gc.collect()
+    # If the connection outlives the ledger, it is closed, too.
+    file = opened(path)
+    connection, file.itself = file._connection, file
+    del file
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import scipy
 
 import dpjax
 from dpjax.accounting import _repeat_and_select
+from dpjax.accounting._composed_steps import ORDERS
 from dpjax.accounting._dp_sgd import DpSgdRun
-from dpjax.accounting._renyi_divergences import ORDERS
 from dpjax.accounting._repeat_and_select import (
     OneRun,
     checked_repetitions,

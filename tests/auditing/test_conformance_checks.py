@@ -16,7 +16,7 @@ import dpjax
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax.auditing import _conformance as stated
 from dpjax.auditing import check_conformance
-from dpjax.auditing._verify import double_moves, single_moves, strange_values
+from dpjax.auditing._moves import double_moves, single_moves, strange_values
 from dpjax.mechanisms._start import begin
 from dpjax.random import seeded_key
 from dpjax.random._keys import check_key

@@ -8,9 +8,9 @@ import pytest
 import scipy
 from scipy import special
 
-from dpjax.accounting._hockey_sticks import gaussian
 from dpjax.auditing import one_run_epsilon
 from dpjax.auditing._one_run import chance, least_mass
+from dpjax.auditing._privacy_profile import gaussian
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from dpjax import oracles, targets
 from dpjax._core._losses import PairLoss
 from dpjax._core._pytree import changed
 from dpjax._exact._numerics import TailBand
-from dpjax.accounting import _hockey_sticks as sticks
+from dpjax.auditing import _privacy_profile as sticks
 from dpjax.auditing._privacy_profile import PrivacyProfile, _curve, _joint
 from dpjax.auditing._profile_pairs import Joint
 from dpjax.sensitivity._norms import difference
@@ -108,11 +108,11 @@ def test_laplace_releases_add_up_to_one_and_others_to_randomized_response():
         assert curve(*families).family == "pure"
 
 
-def test_curves_grow_with_the_stretch_and_an_infinite_one_counts_1():
-    stretch = np.append(np.linspace(0, 50, 1001), np.inf)
+def test_curves_grow_with_the_relative_distance_and_an_infinite_one_counts_1():
+    distance = np.append(np.linspace(0, 50, 1001), np.inf)
     for families in (("laplace",), ("range",), ("pure",), ("gaussian",), ("pure", "gaussian")):
         deviations = float("gaussian" in families)
-        found = curve(*families, deviations=deviations).delta(stretch[:, None], EPSILONS[None])
+        found = curve(*families, deviations=deviations).delta(distance[:, None], EPSILONS[None])
         assert np.all(np.diff(found, axis=0) >= -1e-12)
         assert np.all((found >= 0) & (found <= 1))
         assert np.all(found[-1] == 1)
@@ -145,9 +145,9 @@ def test_the_mean_of_a_curve_by_hand():
     assert TailBand.of(np.array([np.nan, 1.0]), Fraction(1, 2)).points[0] == np.inf
 
 
-def laplace_profile(stretches, confidence=0.99):
-    band = TailBand.of(stretches, 1 - Fraction(confidence))
-    return PrivacyProfile(1.0, 0.0, N, len(stretches), confidence, band, curve("laplace"), "")
+def laplace_profile(distances, confidence=0.99):
+    band = TailBand.of(distances, 1 - Fraction(confidence))
+    return PrivacyProfile(1.0, 0.0, N, len(distances), confidence, band, curve("laplace"), "")
 
 
 def mean_of_exponentials(runs, m):
@@ -223,7 +223,7 @@ def scores(database):
     return -jnp.abs(database[:, None] - jnp.linspace(0, 4, 5)[None]).mean(0)
 
 
-def test_stretches_are_those_of_the_pairs(key):
+def test_relative_distances_are_those_of_the_pairs(key):
     """A mean of records that lie at 0 or 1: the pair moves it by 1 / N, or not at all."""
     coin = oracles.independent(lambda key: jax.random.bernoulli(key).astype(jnp.float32))
     laplace, gaussian = dpjax.laplace(2 / N, 1.0), dpjax.gaussian(2 / N, 1.0, 1e-5)
@@ -366,11 +366,11 @@ def test_no_epsilon_is_too_large(key):
     losses = PairLoss("gaussian", jnp.sum, 1.0, 0.0, 1e-14, 1e-30)
     found = _curve(Joint((jnp.mean,), (losses,), 0.0, 1.0, "last"))
     epsilons = np.array([0.0, 1.0, 30.0, 200.0, 1e3, 1e154, 1e308])
-    for stretch in (0.0, 1e-200, 1.0, 50.0):
+    for distance in (0.0, 1e-200, 1.0, 50.0):
         for some in (epsilons[:4], epsilons):
-            deltas = found.delta(np.array(stretch), some)
+            deltas = found.delta(np.array(distance), some)
             assert np.all(np.diff(deltas) <= 1e-14)
-            assert deltas[-1] < 2e-14 or stretch == 50
+            assert deltas[-1] < 2e-14 or distance == 50
 
 
 def test_what_is_profiled_is_what_is_released(key):

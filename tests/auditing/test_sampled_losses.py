@@ -15,7 +15,7 @@ import dpjax
 from dpjax import oracles
 from dpjax._core._losses import PairLoss
 from dpjax._exact._numerics import TailBand
-from dpjax.accounting import _hockey_sticks as sticks
+from dpjax.auditing import _privacy_profile as sticks
 from dpjax.auditing import _profile_pairs as losses
 from dpjax.auditing._privacy_profile import PrivacyProfile, _curve
 from dpjax.auditing._profile_pairs import Joint
@@ -275,7 +275,7 @@ def test_tables_are_charged_to_losses():
 
 
 def profile_of(sample, confidence):
-    """The second estimate alone: stretches that say nothing."""
+    """The second estimate alone: relative distances that say nothing."""
     half = (1 - Fraction(confidence)) / 2
     blind = TailBand.of(np.full(10, np.inf), half)
     curve = _curve(joint("laplace"))

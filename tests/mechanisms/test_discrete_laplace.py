@@ -15,7 +15,7 @@ from scipy import stats
 
 import dpjax
 from dpjax._exact._limbs import Limbs
-from dpjax.accounting import _hockey_sticks as sticks
+from dpjax.auditing import _privacy_profile as sticks
 from dpjax.mechanisms import additive
 from dpjax.random._grid_fit import GridFit, divided
 from dpjax.random._lattice import Pair, lattice_exponential
