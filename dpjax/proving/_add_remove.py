@@ -86,7 +86,7 @@ class PaddedWalk(Walk):
 
     def sharpened(
         self, scope: Any, equation: Any, operands: Any, outputs: Any, refusal: Any
-    ) -> list[Any] | None:
+    ) -> list[Any]:
         """Returns `outputs` unchanged.
 
         Cells and lemmas tighten the results of other walks here. They do not say how a result

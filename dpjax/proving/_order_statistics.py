@@ -53,12 +53,9 @@ class Combination:
         return meet(x, changed=moved, others=moved)
 
 
-Combinations = Mapping[Abstract, Combination]
-
-
 def combination(
     name: str, params: Mapping[str, Any], operands: Sequence[Abstract], found: Abstract,
-    known: Combinations,
+    known: Mapping[Abstract, Combination],
 ) -> Combination | None:  # fmt: skip
     """Returns the combination of order statistics that an operation computes.
 
@@ -79,8 +76,10 @@ def combination(
         return None
     relative, absolute = found.off
     made = None
-    if name in ("add", "sub") and None not in given:
-        made = _added(given)  # type: ignore[arg-type]
+    if name in ("add", "sub"):
+        a, b = given
+        if a is not None and b is not None and a.of is b.of:
+            made = Combination(a.of, a.weights + b.weights, a.off + b.off)
     elif name in ("mul", "div"):
         made = _scaled(name, operands, given)
     elif name == "neg":
@@ -139,13 +138,6 @@ def _places(
     return rearranged(name, params, np.arange(math.prod(shape)).reshape(shape), rest)
 
 
-def _added(given: Sequence[Combination]) -> Combination | None:
-    a, b = given
-    if a.of is not b.of:
-        return None
-    return Combination(a.of, a.weights + b.weights, a.off + b.off)
-
-
 def _scaled(
     name: str, operands: Sequence[Abstract], given: Sequence[Combination | None]
 ) -> Combination | None:
@@ -156,10 +148,9 @@ def _scaled(
             continue
         factor = other.magnitude
         if name == "div":
-            least = np.minimum(np.abs(other.low), np.abs(other.high))
             if not ((other.low > 0) | (other.high < 0)).all():
                 return None
-            factor = 1 / least
+            factor = 1 / np.minimum(np.abs(other.low), np.abs(other.high))
         weights = one.weights * (np.asarray(factor) * (1 + 2.0**-50))[..., None]
         return Combination(one.of, weights, float(one.off * np.max(factor)))
     return None

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._choices import check_booleans
 from dpjax.proving._layout import accumulated, place
-from dpjax.proving._reductions import axes_after, check_surrounded
+from dpjax.proving._reductions import axes_after, check_surrounded, start_of_extremum
 from dpjax.proving._rows import aligned, as_dense
 from dpjax.proving._value import Abstract, Difference, Moves, RefusalError, flushed, over, result_of
 
@@ -57,11 +57,7 @@ def cumulative_extremum(
 
     It changes by at most the largest change of the entries so far.
     """
-    start = -math.inf if largest else math.inf
-    if x.dtype.kind in "iu":
-        ends = np.iinfo(x.dtype)
-        start = float(ends.min if largest else ends.max)
-    check_surrounded(x, [axis], start)
+    check_surrounded(x, [axis], start_of_extremum(x.dtype, largest=largest))
     dense = as_dense(x) if x.axis == axis else x
     pick = np.maximum if largest else np.minimum
     flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)

@@ -175,11 +175,9 @@ def of_call(equation: Equation, operands: Sequence[Abstract]) -> Found | None:
     """Returns what a lemma says about the result of an inner program; None if none applies."""
     name = str(equation.params.get("name"))
     if name == "searchsorted":
-        places = _searched(equation, operands)
-        return Found(name, places) if places else None
+        return _searched(equation, operands)
     if name == "_interp":
-        found = _interpolated(equation, operands)
-        return Found("interpolation", found) if found else None
+        return _interpolated(equation, operands)
     if name not in _CALLED or not operands:
         return None
     x, *public = operands
@@ -209,7 +207,7 @@ def _is_call_in(function: Function, equation: Equation, *operands: Abstract, **s
     return len(calls) == 1 and digest(calls[0]) == digest(inner)
 
 
-def _searched(equation: Equation, operands: Sequence[Abstract]) -> Abstract | None:
+def _searched(equation: Equation, operands: Sequence[Abstract]) -> Found | None:
     """Returns the value of `jnp.searchsorted`; None if no lemma applies.
 
     Either the array of levels is public, or the numbers are public and the levels are sorted
@@ -224,10 +222,10 @@ def _searched(equation: Equation, operands: Sequence[Abstract]) -> Abstract | No
         return None
     sides = ("left", "right")
     found = any(_is_call_in(jnp.searchsorted, equation, levels, x, side=side) for side in sides)
-    return lemmas.place_among(x, levels) if found else None
+    return Found("searchsorted", lemmas.place_among(x, levels)) if found else None
 
 
-def _interpolated(equation: Equation, operands: Sequence[Abstract]) -> Abstract | None:
+def _interpolated(equation: Equation, operands: Sequence[Abstract]) -> Found | None:
     """Returns the value of `jnp.interp` between public points; None if no lemma applies."""
     if len(operands) != 3 or len({x.dtype for x in operands}) != 1:
         return None
@@ -237,7 +235,7 @@ def _interpolated(equation: Equation, operands: Sequence[Abstract]) -> Abstract 
     if not _is_call_in(jnp.interp, equation, *operands):
         return None
     points = (np.broadcast_to(p.low, p.shape) for p in (places, heights))
-    return lemmas.interpolated(x, *points)
+    return Found("interpolation", lemmas.interpolated(x, *points))
 
 
 def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
@@ -276,8 +274,7 @@ def improved(scope: Scope, equation: Equation, walked: Abstract | None) -> Found
         known = found if isinstance(found, Found) else Found(name, found)
         if walked is None or known.value is None:
             return known._replace(value=known.value or walked)
-        value = dataclasses.replace(known.value, pending=walked.pending)
-        return known._replace(value=meeting(walked, value))
+        return known._replace(value=meeting(walked, known.value))
     return None
 
 
@@ -349,22 +346,20 @@ def _outer_products(scope: Scope, equation: Equation, walked: Abstract | None) -
     tiny = 8 * rounding.tiny(walked.dtype) * (1 + float(a.magnitude.max() + b.magnitude.max()))
     slip = rounding.ARITHMETIC * rounding.unit(walked.dtype) * size + tiny
     slips = slip * entries, slip * math.sqrt(entries)
-    l1, l2 = (
-        float(rounding.up((d + 2 * off) * (1 + 2.0**-30)))
-        for d, off in zip(moves, slips, strict=True)
-    )
-    rows = (a.l1_of_row * b.l1_of_row, a.l2_of_row * b.l2_of_row)
-    kept = [
-        float(rounding.up((x + off) * (1 + 2.0**-30))) for x, off in zip(rows, slips, strict=True)
-    ]
+    rows = a.l1_of_row * b.l1_of_row, a.l2_of_row * b.l2_of_row
+    exact = moves[0] + 2 * slips[0], moves[1] + 2 * slips[1], rows[0] + slips[0], rows[1] + slips[1]
+    l1, l2, row1, row2 = (float(rounding.up(bound * (1 + 2.0**-30))) for bound in exact)
     changed = np.asarray(math.inf), l1, l2
-    return meet(walked, changed=changed, l1_of_row=kept[0], l2_of_row=kept[1])
+    return meet(walked, changed=changed, l1_of_row=row1, l2_of_row=row2)
 
 
-def meeting(first: Abstract | None, second: Abstract) -> Abstract:
-    """Returns the intersection of two abstract values of one array: the tighter of each bound."""
-    if first is None or first.axis != second.axis:
-        return second
+def meeting(first: Abstract, second: Abstract) -> Abstract:
+    """Returns the intersection of two abstract values of one array: the tighter of each bound.
+
+    The pending operations are those of the first value.
+    """
+    if first.axis != second.axis:
+        return dataclasses.replace(second, pending=first.pending)
     moves = second.changed.moves, second.others.moves
     return meet(
         first, second.low, second.high, *moves, l1_of_row=second.l1_of_row,
@@ -419,12 +414,12 @@ def _exponentials(x: jax.Array, axis: Any) -> jax.Array:
     return jnp.exp(x - jax.lax.stop_gradient(largest))
 
 
-def exponentials_of(scope: Scope, equation: Equation) -> tuple[Abstract, int] | None:
-    """Returns x and an axis if an operation computes the exponentials in softmax(x); else None."""
+def exponentials_of(scope: Scope, equation: Equation) -> Mark | None:
+    """Returns a mark if an operation computes the exponentials in softmax(x); otherwise None."""
     if equation.primitive.name != "exp":
         return None
     known = _argument(_exponentials, scope, equation.outvars[0])
-    return (known[0], known[1][0]) if known and len(known[1]) == 1 else None
+    return Mark(known[0], *known[1]) if known and len(known[1]) == 1 else None
 
 
 def _pooled(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract | None:

@@ -11,7 +11,16 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import check_inside, check_places, reshape, squeeze, transpose
 from dpjax.proving._reductions import is_exact
 from dpjax.proving._rows import as_dense
-from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, make, result_of
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    Pending,
+    RefusalError,
+    make,
+    result_of,
+    rounded_up,
+)
 
 _MOST_ROWS = 128
 # If a program computes a public index in floats, the index is known only up to rounding. Its
@@ -57,10 +66,15 @@ def _look_up(
         raise RefusalError("proofs do not support indices whose last axis is the axis of records")
     first, last = int(places.low.min()), int(places.high.max())
     check_inside(first, last, table.shape[0])
-    if not table.is_known:
-        return _anywhere(table, (*batch, *size), len(batch))
-    rows = np.broadcast_to(table.low, table.shape)[first : last + 1].reshape(last - first + 1, -1)
     ones = (1,) * len(batch)
+    if not table.is_known:  # Then any row of the table may be selected.
+        ends = table.low.min(0), table.high.max(0)
+        low, high = (end.reshape((*ones, *end.shape)) for end in ends)
+        width = rounding.up(high - low), math.inf, math.inf
+        return make(
+            (*batch, *size), table.dtype, low, high, None, width, width, whole=table.whole
+        )  # fmt: skip
+    rows = np.broadcast_to(table.low, table.shape)[first : last + 1].reshape(last - first + 1, -1)
     low, high = (pick(rows, axis=0).reshape((*ones, *size)) for pick in (np.min, np.max))
     flush = 0.0 if table.whole else 4 * rounding.tiny(table.dtype)
     each_row = len(batch) == 1 and places.axis == 0
@@ -82,15 +96,6 @@ def _look_up(
         moved(places.others), whole=table.whole, l2_of_row=norm,
         apart=math.inf if places.apart else flush,
     )  # fmt: skip
-
-
-def _anywhere(table: Abstract, shape: Sequence[int], ahead: int) -> Abstract:
-    """Returns the value of rows of a private table at any indices."""
-    ones = (1,) * ahead
-    low, high = table.low.min(0), table.high.max(0)
-    low, high = low.reshape((*ones, *low.shape)), high.reshape((*ones, *high.shape))
-    moved = rounding.up(high - low), math.inf, math.inf
-    return make(shape, table.dtype, low, high, None, moved, moved, whole=table.whole)
 
 
 def _take(
@@ -173,13 +178,18 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
 
 
 def check_scatter(
-    start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
-) -> tuple[tuple[int, ...], int]:
+    start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any, *,
+    unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
+) -> tuple[tuple[int, ...], int]:  # fmt: skip
     """Returns the shape of a record's row, and the number of possible indices of a row.
 
     Raises:
         RefusalError: if the scatter does not add one number or row of each record at one index.
     """
+    if unique_indices or indices_are_sorted:
+        raise RefusalError(
+            "proofs do not support unique_indices or indices_are_sorted. Leave them out"
+        )
     n, axes = updates.shape[0], places.shape[-1]
     size, leading = start.shape[axes:], start.shape[:axes]
     plain = (
@@ -215,15 +225,6 @@ def check_scatter(
     return size, math.prod(leading)
 
 
-def _check_promises(
-    *, unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any
-) -> None:
-    if unique_indices or indices_are_sorted:
-        raise RefusalError(
-            "proofs do not support unique_indices or indices_are_sorted. Leave them out"
-        )
-
-
 def moved_rows(places: Abstract, updates: Abstract, size: Sequence[int], off: float = 0.0) -> Moves:
     """Bounds how much the sums at each index change if one record changes.
 
@@ -252,8 +253,7 @@ def scatter_extremum(
     most two rows change, each within its range. If the index does not change, only the row at this
     index changes, by at most as much as the record.
     """
-    _check_promises(**promises)
-    size = check_scatter(start, places, updates, dimension_numbers, mode)[0]
+    size, _ = check_scatter(start, places, updates, dimension_numbers, mode, **promises)
     axes = len(start.shape) - len(size)
     if not start.is_finite:
         raise RefusalError(
@@ -319,8 +319,7 @@ def scatter_add(
     |u| + |u'|, and the l2 norm sqrt(|u|^2 + |u'|^2). If i = i', the change is u' - u. If an index
     is out of bounds, nothing is added, and the change is smaller.
     """
-    _check_promises(**promises)
-    size, bins = check_scatter(start, places, updates, dimension_numbers, mode)
+    size, bins = check_scatter(start, places, updates, dimension_numbers, mode, **promises)
     n, dtype = updates.shape[0], start.dtype
     axes = len(start.shape) - len(size)
     first = float(start.magnitude.max())
@@ -342,11 +341,8 @@ def scatter_add(
         """Returns the bounds on a row, in a shape that broadcasts to all rows of the result."""
         return row.reshape((1,) * axes + row.shape[1:])
 
-    moved = (
-        put(rounding.up(each + 2 * one)),
-        float(rounding.up(l1 + 2 * all_.sum())),
-        float(rounding.up(l2 + 2 * rounding.norm2(np.minimum(all_, one * math.sqrt(bins))))),
-    )
+    slip2 = rounding.norm2(np.minimum(all_, one * math.sqrt(bins)))
+    moved = rounded_up(put(each + 2 * one), l1 + 2 * all_.sum(), l2 + 2 * slip2)
     low, high = updates.low.min(axis=0, keepdims=True), updates.high.max(axis=0, keepdims=True)
     low, high = (
         end + n * put(pick(row, 0.0))

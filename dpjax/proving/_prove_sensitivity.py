@@ -1,13 +1,20 @@
-"""`prove_sensitivity`: the global sensitivity of a target, proved from its traced program."""
+"""`prove_sensitivity`: the global sensitivity of a target, proved from its traced program.
+
+For a sampled sensitivity, `provable` says in one line which bound a proof would give. A proof needs
+bounds on records. The oracle that draws records for sampling does not state them. So two ranges are
+tried. In the wide range [-2^20, 2^20], only targets that clip their records have a useful bound.
+For all other targets, the range [0, 1] serves as an example.
+"""
 
 import contextlib
 import dataclasses
 import decimal
+import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.extend.core as jex
@@ -16,25 +23,36 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._guarantee import shown_number
 from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._proof import Ball, Bound, Categories, PaddedRecordBounds, Proof, RecordBounds
+from dpjax._core._proof import (
+    Ball,
+    Bound,
+    Categories,
+    Interval,
+    PaddedRecordBounds,
+    Proof,
+    RecordBounds,
+)
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._record_bounds import padded_record_bounds, record_bounds, record_specs
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree
-from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
+from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Norm, Sensitivity, Target
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program, check_concrete
-from dpjax._tracing._walks import JITS
+from dpjax._tracing._walks import JITS, aval, equations
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
 from dpjax.proving._boxes import coordinates_of, farthest_apart, split
-from dpjax.proving._exact_programs import Sums, with_sums
+from dpjax.proving._exact_programs import Sums, exact_steps, with_sums
 from dpjax.proving._losses import Losses
 from dpjax.proving._rows import norm_of
 from dpjax.proving._value import Abstract, RefusalError, Source, Tighter, make
 from dpjax.proving._walk import Walk, check_no_nan
 
 ProvedNorm = Literal["l1", "l2", "linf"]
+# Larger programs are skipped, because their proofs would take longer than 50 ms.
+_MOST_OPERATIONS, _MOST_CONSTANTS, _MOST_PER_RECORD = 80, 2**14, 2**10
+_WIDE, _USEFUL = 2**20, 100
 
 
 class NoProofError(ValueError):
@@ -199,23 +217,18 @@ def _smallest(
     exactly. This is another program, which is traced and walked separately.
     """
     sums: Sums = {}
-    found, refusal = None, None
+    found, refusal = list[_Proved](), None
     try:
-        found = _proved(program, specs, public, norm, sums)
+        found.append(_proved(program, specs, public, norm, sums))
     except RefusalError as raised:
         refusal = raised
     if sums:
         exact = with_sums(public, sums)
-        try:
-            other = _proved(traced(target, specs, exact), specs, exact, norm, {})
-            if found is None or other.bound < found.bound:
-                found = other
-        except RefusalError:
-            pass
-    if found is None:
-        assert refusal is not None
+        with contextlib.suppress(RefusalError):
+            found.append(_proved(traced(target, specs, exact), specs, exact, norm, {}))
+    if refusal is not None and not found:
         raise refusal
-    return found
+    return min(found, key=lambda one: one.bound)
 
 
 def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Proved:
@@ -256,13 +269,23 @@ def _proved(
 ) -> _Proved:
     """Returns the bound of one program, and stores in `sums` which float sums could be exact."""
     jaxpr = _after_the_clamp(program, specs, public)
-    if isinstance(public, PaddedRecordBounds):
-        bound, steps = _padded_walk(jaxpr, program, public, norm, sums, tighter)
-        return _Proved(bound, Proof(steps), program, public)
-    walk, outputs = _walk(jaxpr, program, public, sums, tighter)
-    losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm)
-    proof = Proof(tuple(map(str, walk.steps)), losses)
-    return _Proved(norm_of(outputs, norm), proof, program, public)
+    padded = isinstance(public, PaddedRecordBounds)
+    walk = (PaddedWalk if padded else Walk)(sums=sums, tighter=tighter)
+    outputs = _outputs(walk, jaxpr, program, public)
+    steps = tuple(map(str, walk.steps))
+    if not padded:
+        losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm)
+        return _Proved(norm_of(outputs, norm), Proof(steps, losses), program, public)
+    emptied, slots = moves(outputs, norm)
+    # Emptying a slot replaces its row by the empty row. So a bound under replace-one is also valid
+    # here. It may be tighter, because proofs under replace-one can use lemmas.
+    with contextlib.suppress(RefusalError):
+        replaced, values = _walk(jaxpr, program, public)
+        if (other := norm_of(values, norm)) < emptied:
+            emptied, steps = other, tuple(map(str, replaced.steps))
+    said = f"an emptied slot moves the value by {emptied:.4g} in {norm}, and other slots of the"
+    bound = whole_norm(float(rounding.up(emptied + slots)), outputs, norm)
+    return _Proved(bound, Proof((*steps, f"{said} records by {slots:.4g}")), program, public)
 
 
 def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBounds]:
@@ -324,18 +347,19 @@ def traced(target: Target, specs: Database, public: RecordBounds) -> Program:
     return program
 
 
-@np.errstate(all="ignore")
 def visit(walk: Walk, program: Program, specs: Database, public: RecordBounds) -> None:
     """Walks a program, and ends without an error if the walk refuses it."""
     jaxpr = _after_the_clamp(program, specs, public)
     with contextlib.suppress(RefusalError):
-        walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, _inputs(program, public)))
+        _outputs(walk, jaxpr, program, public)
 
 
+@functools.lru_cache(maxsize=64)
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
     """Returns a proved bound on the sensitivity of a program; infinity if there is no proof.
 
-    The records of the program are within `public`.
+    The records of the program are within `public`. Programs are compared by their fingerprints. So
+    if a target is traced again, its bound comes from the cache.
     """
     try:
         return norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
@@ -349,59 +373,25 @@ def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
     return [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
 
 
-def _usable(jaxpr: jex.Jaxpr, inputs: Sequence[Any]) -> list[Any]:
-    """Returns all inputs of a walk, given the values of the clamped records.
-
-    Records before the clamp are unbounded, so the program may use them only through the clamp.
-    """
-    return [*[None] * (len(jaxpr.invars) - len(inputs)), *inputs]
-
-
-@np.errstate(all="ignore")
 def _walk(
-    jaxpr: jex.Jaxpr,
-    program: Program,
-    public: RecordBounds,
-    sums: Sums | None = None,
-    tighter: Mapping[tuple[int, ...], Tighter] = MappingProxyType({}),
+    jaxpr: jex.Jaxpr, program: Program, public: RecordBounds, sums: Sums | None = None
 ) -> tuple[Walk, list[Abstract]]:
-    """Returns the walk, and the abstract values of the outputs.
-
-    The last inputs of `jaxpr` are records within bounds.
-    """
-    walk = Walk(sums={} if sums is None else sums, tighter=tighter)
-    outputs = walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, _inputs(program, public)))
-    check_no_nan(jaxpr, outputs)
-    return walk, outputs
+    """Returns the walk under replace-one, and the abstract values of the outputs."""
+    walk = Walk(sums={} if sums is None else sums)
+    return walk, _outputs(walk, jaxpr, program, public)
 
 
 @np.errstate(all="ignore")
-def _padded_walk(
-    jaxpr: jex.Jaxpr,
-    program: Program,
-    public: PaddedRecordBounds,
-    norm: ProvedNorm,
-    sums: Sums,
-    tighter: Mapping[tuple[int, ...], Tighter],
-) -> tuple[float, tuple[str, ...]]:
-    """Returns a bound on the sensitivity under add-or-remove-one, and the steps of its proof."""
-    walk = PaddedWalk(sums=sums, tighter=tighter)
-    inputs = inputs_of(_inputs(program, public), public)
-    outputs = walk.run(jaxpr, program.jaxpr.consts, _usable(jaxpr, inputs))
-    check_no_nan(jaxpr, [x.value for x in outputs])
-    emptied, slots = moves(outputs, norm)
-    steps = tuple(map(str, walk.steps))
-    # Emptying a slot replaces its row by the empty row. So a bound under replace-one is also valid
-    # here. It may be tighter, because proofs under replace-one can use lemmas.
-    try:
-        replaced, values = _walk(jaxpr, program, public)
-        if (other := norm_of(values, norm)) < emptied:
-            emptied, steps = other, tuple(map(str, replaced.steps))
-    except RefusalError:
-        pass
-    said = f"an emptied slot moves the value by {emptied:.4g} in {norm}, and other slots of the"
-    bound = whole_norm(float(rounding.up(emptied + slots)), outputs, norm)
-    return bound, (*steps, f"{said} records by {slots:.4g}")
+def _outputs(walk: Walk, jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> list[Any]:
+    """Returns what a walk finds about the outputs. The last inputs are records within bounds."""
+    inputs: list[Any] = _inputs(program, public)
+    if isinstance(walk, PaddedWalk) and isinstance(public, PaddedRecordBounds):
+        inputs = inputs_of(inputs, public)
+    # Records before the clamp are unbounded, so the program may use them only through the clamp.
+    unusable = [None] * (len(jaxpr.invars) - len(inputs))
+    outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    check_no_nan(jaxpr, [walk.shown(x) for x in outputs])
+    return outputs
 
 
 def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
@@ -446,3 +436,71 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
         l2_of_row=float(rounding.up(norm)), apart=apart,
     )  # fmt: skip
     return dataclasses.replace(found, nan=Source.new()) if missing else found
+
+
+def provable(target: Target, program: Program, norm: Norm, estimate: float) -> Proof | None:
+    """Returns a line that says which bound can be proved, and a line for each exact sum.
+
+    If the program is large, no bound is searched for. If there is nothing to say, the result is
+    None.
+
+    The traced program, the shapes and the sampled number are public, and nothing else is used.
+
+    Args:
+        target: the sampled target, which may know its own bound.
+        program: its traced program.
+        norm: the norm of the estimate.
+        estimate: the sampled sensitivity. A bound that is much larger is not shown.
+    """
+    steps, line = exact_steps(program.jaxpr.jaxpr), None
+    # The line is only additional information, so an error in the proof must not stop the sampling.
+    with contextlib.suppress(Exception):
+        if isinstance(norm, str) and norm in get_args(ProvedNorm) and _is_small(program):
+            line = _line(target, program, cast(ProvedNorm, norm), estimate)
+    return Proof(steps, summary=line or "") if steps or line else None
+
+
+def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -> str | None:
+    specs = program.inputs.argument(0).tree()
+    own = own_bound(target, norm, specs)
+    if math.isfinite(own) and own > 0:
+        return f"its own proof gives {shown_number(own)} at gamma 0: see target.sensitivity"
+    whole = [_ends(np.dtype(x.dtype)) for x in jax.tree.leaves(specs)]
+    for low, high, shown in ((-_WIDE, _WIDE, "[-2^20, 2^20]"), (0, 1, "[0, 1]")):
+        # All arrays have the same bounds, clipped to the range of each dtype.
+        ends = tuple(Interval(max(low, least), min(high, most)) for least, most in whole)
+        bound = walked_bound(program, norm, RecordBounds(ends))
+        if 0 < bound < math.inf and (high == 1 or bound <= _USEFUL * estimate):
+            every = [b.ends for b in ends] == whole
+            records = "all records" if every else f"records in {shown}"
+            return f"dpjax.prove_sensitivity proves {shown_number(bound)} at gamma 0 for {records}"
+    return None
+
+
+def _ends(dtype: np.dtype) -> tuple[float, float]:
+    if dtype.kind not in "iu":
+        return (0, 1) if dtype.kind == "b" else (-math.inf, math.inf)
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
+def _is_small(program: Program) -> bool:
+    """Whether a walk takes little time: few operations, and few numbers per record."""
+    n = program.inputs.leaves[0].shape[0]
+    sizes = [np.size(x) for x in program.jaxpr.consts]
+    made = [(e, aval(v).size) for e in equations(program.jaxpr.jaxpr) for v in e.outvars]
+    sizes += [size for equation, size in made if not equation.invars]
+    return (
+        _operations(program.jaxpr.jaxpr) <= _MOST_OPERATIONS
+        and sum(sizes) <= _MOST_CONSTANTS
+        and all(size <= _MOST_PER_RECORD * n for _, size in made)
+    )
+
+
+def _operations(jaxpr: jex.Jaxpr) -> int:
+    """Returns the number of operations that a walk visits, if all loops are unrolled."""
+    return sum(
+        1
+        + equation.params.get("length", 1)
+        * sum(map(_operations, jex.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )

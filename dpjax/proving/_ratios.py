@@ -213,8 +213,10 @@ class _Ratios(Reader):
         """
         if len(a) == 2:
             for one, other in (a, a[::-1]):
-                if (found := _times(self.factor((one,), b), self.range_of(other))) is not None:
-                    return found
+                first, second = self.factor((one,), b), self.range_of(other)
+                if first is not None and second is not None:
+                    products = [x * y for x in first for y in second]
+                    return min(products), max(products)
             return None
         at = self.plain(a[0])
         if self.same(at, b) or self.same(self.by_record(at), b):
@@ -286,13 +288,6 @@ class _Ratios(Reader):
                 if numbers == (0, 1) and self.same(compared, count):
                     return _Divisor(self.plain(count), True, places)
         return _Divisor(at, raised, places)
-
-
-def _times(first: _Interval | None, second: _Interval | None) -> _Interval | None:
-    if first is None or second is None:
-        return None
-    products = [x * y for x in first for y in second]
-    return min(products), max(products)
 
 
 class _Quotient(NamedTuple):
@@ -393,14 +388,10 @@ def _of_rows(
         if divisor.places != columns or aval(divisor.sum[0]).shape != shape[first : first + mine]:
             continue
         rest = [size for j, size in enumerate(x.shape) if j != x.axis]
-        low, high = (
-            np.broadcast_to(pick(end, axis=x.axis), rest)
-            for pick, end in ((np.min, x.low), (np.max, x.high))
-        )
-        if k == 0:
-            low, high = (end.reshape((1,) * mine + end.shape) for end in (low, high))
-        else:
-            low, high = (end.reshape(end.shape + (1,) * mine) for end in (low, high))
+        ones = (1,) * mine
+        full = (*ones, *rest) if k == 0 else (*rest, *ones)
+        ends = x.low.min(x.axis), x.high.max(x.axis)
+        low, high = (np.broadcast_to(end, rest).reshape(full) for end in ends)
         if not all(y.is_public or y.others.is_zero for y in (x, w)):
             return None
         return _Quotient(low, high, [x, w], [w])
@@ -443,12 +434,8 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     error = float(rounding.up(error))
     if not math.isfinite(error):
         return None
-    largest, smallest = (
-        sum(float(pick(end)) for end in ends)
-        for pick, ends in (
-            (np.max, [x.high for x in weights]), (np.min, [x.low for x in weights]),
-        )
-    )  # fmt: skip
+    largest = sum(float(x.high.max()) for x in weights)
+    smallest = sum(float(x.low.min()) for x in weights)
     fraction = largest * found.moving / least
     ends, width = (low, high), high - low
     if not divisor.raised and found.moving == 1 and found.spread == "all" and smallest > 0:
@@ -458,10 +445,7 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
         ends = scale * found.low, scale * found.high
         if own * (ends[1] - ends[0]).max() < fraction * width.max():
             fraction, width = own, ends[1] - ends[0]
-    most = rounding.up(width * fraction * (1 + 4 * gamma))
-    most = np.broadcast_to(
-        most.reshape((1,) * (len(walked.shape) - most.ndim) + most.shape), walked.shape
-    )
+    most = np.broadcast_to(rounding.up(width * fraction * (1 + 4 * gamma)), walked.shape)
     entries = math.prod(walked.shape)
     slip1, slip2 = 2 * error * entries, 2 * error * math.sqrt(entries)
     if found.spread == "all":
@@ -478,9 +462,5 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
         float(rounding.up(l1 * room + slip1)),
         float(rounding.up(l2 * room + slip2)),
     )
-    row = math.inf
-    if found.spread == "shares":
-        row = float(rounding.up(scale + error * entries))
-    shape = (1,) * len(walked.shape)
-    low, high = (np.broadcast_to(end, np.broadcast_shapes(end.shape, shape)) for end in ends)
-    return meet(walked, low - error, high + error, bounds, bounds, l1_of_row=row)
+    row = float(rounding.up(scale + error * entries)) if found.spread == "shares" else math.inf
+    return meet(walked, ends[0] - error, ends[1] + error, bounds, bounds, l1_of_row=row)

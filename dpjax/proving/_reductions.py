@@ -69,6 +69,13 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
             )
 
 
+def start_of_extremum(dtype: np.dtype, *, largest: bool) -> float:
+    """Returns the number at which JAX starts a maximum or minimum of windows."""
+    if dtype.kind not in "iu":
+        return -math.inf if largest else math.inf
+    return float(np.iinfo(dtype).min if largest else np.iinfo(dtype).max)
+
+
 def check_cut(x: Abstract) -> None:
     """Refuses sums of truncated floats if XLA may know that all terms are the same number.
 

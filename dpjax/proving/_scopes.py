@@ -40,7 +40,8 @@ class Scope:
 
     def value(self, atom: Atom) -> Abstract | None:
         """Returns the abstract value of a variable; None for literals and refused operations."""
-        return self.values.get(atom) if isinstance(atom, jex.Var) else None
+        found = self.values.get(atom) if isinstance(atom, jex.Var) else None
+        return None if found is None or found.refusal else found
 
     def sources(self, atom: Atom, name: str) -> Iterator[Equation]:
         """Yields the operations of this name that a variable depends on.

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import same_rows
-from dpjax.proving._value import Abstract, RefusalError, difference, meet, over
+from dpjax.proving._value import Abstract, RefusalError, difference, meet, over, rounded_up
 
 _REMEDY = "Sum over the records first, or prove it under replace-one"
 
@@ -341,8 +341,7 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
     if found.axis is not None:
         return found
     size = math.prod(found.shape)
-    l1, l2 = (float(rounding.up(x)) for x in (l1 + slip * size, l2 + slip * math.sqrt(size)))
-    moved = rounding.up(each + slip), l1, l2
+    moved = rounded_up(each + slip, l1 + slip * size, l2 + slip * math.sqrt(size))
     return meet(found, changed=moved, others=moved)
 
 

@@ -356,10 +356,14 @@ def constant(value: object) -> Abstract:
     none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0, 0.0)
     with np.errstate(invalid="ignore"):
         whole = bool((np.floor(numbers) == numbers).all())
-    found = Abstract(array.shape, array.dtype, numbers, numbers, None, none, none, whole=whole)
-    if array.dtype in rounding.NARROW:
-        found = dataclasses.replace(found, pending=Pending(coarse=True))
-    return found
+    pending = Pending(coarse=array.dtype in rounding.NARROW)
+    ends = numbers, numbers
+    return Abstract(array.shape, array.dtype, *ends, None, none, none, whole, pending=pending)
+
+
+def rounded_up(each: np.ndarray, l1: float | np.ndarray, l2: float | np.ndarray) -> Moves:
+    """Rounds bounds on a difference up, to cover the rounding of the host."""
+    return rounding.up(each), float(rounding.up(l1)), float(rounding.up(l2))
 
 
 def erring(
@@ -385,11 +389,7 @@ def erring(
     slip1, slip2 = float(slips.sum()) * copies * room, rounding.norm2(slips, copies) * room
     if count < slips.size * copies:
         slip1, slip2 = min(slip1, count * largest), min(slip2, math.sqrt(count) * largest)
-    return (
-        rounding.up(each + slips),
-        float(rounding.up(l1 + slip1)),
-        float(rounding.up(l2 + slip2)),
-    )
+    return rounded_up(each + slips, l1 + slip1, l2 + slip2)
 
 
 def flushed(moves: Moves, flush: float, shape: Sequence[int]) -> Moves:

@@ -3,6 +3,7 @@
 docs/proofs/global-sensitivity.md has the proof. `_operations.py` has the rules.
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,34 +14,16 @@ import numpy as np
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts, source_line
 from dpjax.proving import _cells as cells
 from dpjax.proving import _choices as choices
+from dpjax.proving import _exact_programs as exact_programs
 from dpjax.proving import _loops as loops
 from dpjax.proving import _nan as nans
+from dpjax.proving import _patterns as patterns
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._cells import sum_of_counts, transfer
 from dpjax.proving._elementwise import vanishing
-from dpjax.proving._exact_programs import (
-    Path,
-    Sums,
-    VarianceOf,
-    kind_of,
-    planned,
-    stays_inexact,
-    value_of,
-    with_sum,
-)
 from dpjax.proving._exact_sums import worth_it
 from dpjax.proving._operations import Operation, operation_of
 from dpjax.proving._order_statistics import Combination, combination, is_sorted
-from dpjax.proving._patterns import (
-    Found,
-    Mark,
-    exponentials_of,
-    improved,
-    marked,
-    meeting,
-    of_call,
-    product,
-)
+from dpjax.proving._patterns import Found
 from dpjax.proving._pending import carried
 from dpjax.proving._rows import as_dense, counted
 from dpjax.proving._scopes import Scope
@@ -110,9 +93,9 @@ class Walk:
     # function of JAX, it is the line that calls this function.
     line: str = ""
     # The float sums and variances over records that a release could compute exactly.
-    sums: Sums = dataclasses.field(default_factory=dict)
+    sums: exact_programs.Sums = dataclasses.field(default_factory=dict)
     # For each float sum over records that a release cannot compute exactly: the reason.
-    inexact: dict[Path, str] = dataclasses.field(default_factory=dict)
+    inexact: dict[exact_programs.Path, str] = dataclasses.field(default_factory=dict)
     # Tighter bounds on arrays whose rows each depend on one record. They were found by splitting
     # the box of all records.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
@@ -128,117 +111,97 @@ class Walk:
     # If so, a record that leaves one count always joins another one.
     transfers: dict[Abstract, bool] = dataclasses.field(default_factory=dict)
     # The arrays that are parts of a softmax.
-    softmaxes: dict[Abstract, Mark] = dataclasses.field(default_factory=dict)
+    softmaxes: dict[Abstract, patterns.Mark] = dataclasses.field(default_factory=dict)
 
-    def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
-        """Returns the values of the outputs. An input of None must not be used."""
-        outputs = self.known_in_part(jaxpr, consts, inputs)
-        for x in outputs:
-            if (refusal := self.shown(x).refusal) is not None:
-                raise refusal
-        return outputs
-
-    def known_in_part(
-        self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]
+    def run(
+        self,
+        jaxpr: jex.Jaxpr,
+        consts: Sequence[object],
+        inputs: Sequence[Any],
+        *,
+        in_part: bool = False,
     ) -> list[Any]:
-        """Returns the same as `run`, but bounds may be known only in some cells (`_cells.py`)."""
+        """Returns the values of the outputs. An input of None must not be used.
+
+        If `in_part`, bounds on an output may be known only in some cells (`_cells.py`). Otherwise,
+        such an output is refused.
+        """
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
+        values.update(zip(jaxpr.invars, inputs, strict=True))
         scope, outer, line = Scope(jaxpr, values), self.path, self.line
         refused: dict[Atom, RefusalError] = {}
-        partly: dict[Atom, Any] = {}
 
-        def write(variable: jex.Var, value: Any) -> None:
-            values[variable] = value
-            if value is not None and (refusal := self.shown(value).refusal) is not None:
-                values[variable], partly[variable], refused[variable] = None, value, refusal
-
-        for variable, value in zip(jaxpr.invars, inputs, strict=True):
-            write(variable, value)
-
-        def read(atom: Atom) -> Any:
+        def given(atom: Atom) -> Any:
             if isinstance(atom, jex.Literal):
                 return self.known(np.asarray(atom.val, aval(atom).dtype))
-            if (found := values[atom]) is None:
+            return values[atom]
+
+        def read(atom: Atom, *, in_part: bool) -> Any:
+            if (found := given(atom)) is None:
                 unclamped = RefusalError("the program uses records that were not clamped")
                 raise refused.get(atom, unclamped)
+            if not in_part and (refusal := self.shown(found).refusal) is not None:
+                raise refusal
             return found
 
         # Operations on which no output depends are skipped, because they need no proof.
         for count, equation in enumerate(live(jaxpr)):
-            self.path, self.line = (*outer, count), source_line(equation) or line
-            name, place = equation.primitive.name, self.line
-            outputs: list[Any] | None = None
+            path, place = (*outer, count), source_line(equation) or line
+            self.path, self.line, name = path, place, equation.primitive.name
+            outputs, refusal = list[Any](), None
             try:
                 if equation.effects:
                     raise RefusalError(f"this operation has side effects: {equation.effects}")
-                known = partly if called(equation) else {}
-                operands = [
-                    known[atom] if isinstance(atom, jex.Var) and atom in known else read(atom)
-                    for atom in equation.invars
-                ]
+                calls = called(equation) is not None
+                operands = [read(atom, in_part=calls) for atom in equation.invars]
                 outputs = self.outputs(jaxpr, equation, operands)
                 for variable, output in zip(equation.outvars, outputs, strict=True):
                     _check_type(aval(variable), self.shown(output))
-            except RefusalError as refusal:
+            except RefusalError as raised:
                 # The refusal is raised only if the value is used, because a lemma may bound later
                 # results without it.
-                outputs = None
-                reason = located(refusal, equation, place)
-                refused.update(dict.fromkeys(equation.outvars, reason))
+                outputs, refusal = [], located(raised, equation, place)
+                refused.update(dict.fromkeys(equation.outvars, refusal))
                 # In two cases, the refusal is raised at once: a side effect is visible outside of
                 # the program, and an overflow violates the assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
-                    raise reason from None
-            seen = any(
-                path[: len(self.path)] == self.path for path in {**self.sums, **self.inexact}
-            )
-            if stays_inexact(equation, refused=outputs is None, seen=seen):
-                refusal = refused.get(equation.outvars[0])
+                    raise refusal from None
+            # If an inner program was refused, these are still those of its last operation.
+            self.path, self.line = path, place
+            seen = any(inner[: len(path)] == path for inner in {**self.sums, **self.inexact})
+            if exact_programs.stays_inexact(equation, refused=not outputs, seen=seen):
                 reason = refusal.args[0] if refusal else _INSIDE
                 reason = reason.removesuffix(_SAMPLED).removeprefix(_NO_PROOF)
-                self.inexact[self.path] = f"{name}{place}: {reason}"
-            self.line = place
+                self.inexact[path] = f"{name}{place}: {reason}"
             walked = outputs[0] if outputs and not self.shown(outputs[0]).refusal else None
             try:
                 lemma = self.improved(scope, equation, walked)
-            except RefusalError as refusal:
-                raise located(refusal, equation, place) from None
+            except RefusalError as raised:
+                raise located(raised, equation, place) from None
             if lemma:
                 name, outputs = f"{name}: lemma {lemma.name}", [lemma.value]
                 self.note(jaxpr, lemma)
-            for k in range(len(outputs or ())) if self.tighter else ():
-                if outputs and (facts := self.tighter.get((*self.path, k))) is not None:
-                    outputs[k] = self.tightened(outputs[k], facts)
-            given = [
-                read(atom) if isinstance(atom, jex.Literal) else partly.get(atom, values[atom])
-                for atom in equation.invars
-            ]
-            refusal = refused.get(equation.outvars[0]) if equation.outvars else None
-            outputs = self.sharpened(scope, equation, given, outputs, refusal)
+            for k, output in enumerate(outputs):
+                if (facts := self.tighter.get((*path, k))) is not None:
+                    outputs[k] = self.tightened(output, facts)
+            combined = [given(atom) for atom in equation.invars]
+            outputs = self.sharpened(scope, equation, combined, outputs, refusal)
             for k, variable in enumerate(equation.outvars):
-                write(variable, outputs[k] if outputs else None)
+                values[variable] = outputs[k] if outputs else None
                 # The steps of an inner program are listed, so the call of the program is not listed
                 # as a step.
                 if outputs and not called(equation):
                     value = self.shown(outputs[k])
-                    self.steps.append(Step(self.depth, name, place, value, self.path, k))
+                    self.steps.append(Step(self.depth, name, place, value, path, k))
         self.path, self.line = outer, line
-        return [
-            partly[x] if isinstance(x, jex.Var) and x in partly else read(x) for x in jaxpr.outvars
-        ]
+        return [read(x, in_part=in_part) for x in jaxpr.outvars]
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """Returns the same values as `run`, without recording the steps and the exact sums."""
-        shown, path, line = len(self.steps), self.path, self.line
-        sums, inexact = self.sums, self.inexact
-        try:
-            self.sums, self.inexact = {}, {}
-            return self.run(jaxpr, consts, inputs)
-        finally:
-            del self.steps[shown:]
-            self.path, self.line = path, line
-            self.sums, self.inexact = sums, inexact
+        other = copy.copy(self)
+        other.steps, other.sums, other.inexact = [], {}, {}
+        return other.run(jaxpr, consts, inputs)
 
     def known(self, array: object) -> Any:
         """Returns the abstract value of a constant."""
@@ -258,18 +221,21 @@ class Walk:
 
     def improved(self, *situation: Any) -> Found | None:
         """Returns a lemma that applies to an operation, with its result; None if none applies."""
-        return improved(*situation)
+        return patterns.improved(*situation)
 
     def sharpened(
         self, scope: Scope, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
-    ) -> list[Any] | None:
-        """Returns the results of an operation, tightened by facts about the arrays it combines."""
+    ) -> list[Any]:
+        """Returns the results of an operation, tightened by facts about the arrays it combines.
+
+        If the operation was refused, there are no `outputs`, unless a lemma applies.
+        """
         outputs = self.refined(equation, operands, outputs, refusal)
         return self.recognized(scope, equation, operands, outputs)
 
     def refined(
         self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
-    ) -> list[Any] | None:
+    ) -> list[Any]:
         """Returns the result of an elementwise operation, tightened by bounds on small cells.
 
         A cell is a small part of the range of an array (`_cells.py`). The rule of the operation may
@@ -301,7 +267,7 @@ class Walk:
                 # is a smaller range. Other refusals would be the same in all cells.
                 usual = isinstance(refusal, RangeRefusalError) and dtypes <= rounding.USUAL
                 if merging.kind == "sum" or not usual:
-                    return None
+                    return outputs
                 like = dataclasses.replace(operands[0], dtype=dtype, pending=Pending())
                 pending = carried(merging, equation.params, operands, like)
             else:
@@ -319,9 +285,7 @@ class Walk:
             value = made or cells.stand_in(operands, held, dtype)
         except RefusalError:
             return outputs
-        value = dataclasses.replace(value, pending=pending)
-        if made is None:
-            value = dataclasses.replace(value, refusal=refusal)
+        value = dataclasses.replace(value, pending=pending, refusal=None if made else refusal)
         for one in held.values():
             if one.good.all():
                 value = dataclasses.replace(one.over(value), refusal=None)
@@ -330,7 +294,7 @@ class Walk:
 
     def recognized(
         self, scope: Scope, equation: Equation, operands: Sequence[Any], outputs: Any
-    ) -> list[Any] | None:
+    ) -> list[Any]:
         """Returns the result of an operation, tightened by facts about the arrays it combines.
 
         These facts are about order statistics, counts, and parts of a softmax. They are looked up
@@ -341,8 +305,8 @@ class Walk:
         (made,), name = outputs, equation.primitive.name
         if made.refusal or any(x.refusal for x in operands):
             return outputs
-        if (shared := product(name, operands, self.softmaxes)) is not None:
-            made = meeting(made, dataclasses.replace(shared, pending=made.pending))
+        if (shared := patterns.product(name, operands, self.softmaxes)) is not None:
+            made = patterns.meeting(made, shared)
         if name == "sort" and is_sorted(made):
             made = self.sorts.setdefault(operands[0], made)
         found = combination(name, equation.params, operands, made, self.mixtures)
@@ -352,21 +316,19 @@ class Walk:
         if name == "reduce_sum" and self.transfers:
             (x,) = operands
             held = self.held.get(x) or cells.separated(x)
-            made = sum_of_counts(x, made, held, self.transfers)
-        if (both := transfer(name, equation.params, operands, made)) is not None:
+            made = cells.sum_of_counts(x, made, held, self.transfers)
+        if (both := cells.transfer(name, equation.params, operands, made)) is not None:
             self.transfers[made] = both
         if made is not outputs[0] and outputs[0] in self.held:
             self.held[made] = self.held[outputs[0]]
-        mark = marked(name, equation.params, operands, self.softmaxes)
-        if mark is None and (known := exponentials_of(scope, equation)) is not None:
-            mark = Mark(*known)
-        if mark is not None:
+        mark = patterns.marked(name, equation.params, operands, self.softmaxes)
+        if (mark := mark or patterns.exponentials_of(scope, equation)) is not None:
             self.softmaxes[made] = mark
         return [made]
 
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
         """Records the variance that a lemma found, if any: a release could compute it exactly."""
-        if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
+        if (exact := exact_programs.VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
             self.sums[self.path] = exact
 
     def outputs(self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Any]) -> list[Any]:
@@ -375,14 +337,14 @@ class Walk:
             return self.chosen(equation, operands)
         if not (inner := called(equation)):
             return self.ruled(equation, operands)
-        if (kind := kind_of(equation, inner)) is not None:
-            if any(x.refusal for x in operands):
-                raise next(x.refusal for x in operands if x.refusal)
-            exact = value_of(kind, operands)
+        if (kind := exact_programs.kind_of(equation, inner)) is not None:
+            if (refusal := next((x.refusal for x in operands if x.refusal), None)) is not None:
+                raise refusal
+            exact = exact_programs.value_of(kind, operands)
             self.steps.append(Step(self.depth, kind.title, self.line, exact, self.path))
             return [exact]
         coarse = any(x.pending.coarse or x.refusal for x in operands)
-        lemma = None if coarse else of_call(equation, operands)
+        lemma = None if coarse else patterns.of_call(equation, operands)
         if lemma is not None:
             self.note(jaxpr, lemma)
         if lemma is not None and (found := lemma.value) is not None:
@@ -422,7 +384,7 @@ class Walk:
         """Returns the outputs of an inner program."""
         self.depth += 1
         try:
-            return self.known_in_part(*parts(inner), operands)
+            return self.run(*parts(inner), operands, in_part=True)
         finally:
             self.depth -= 1
 
@@ -450,11 +412,12 @@ class Walk:
             sums = loops.added_one_by_one(equation.params, operands)
             if any(worth_it(equation.params["length"], dtype) for dtype in sums):
                 self.inexact[self.path] = f"scan{self.line}: {_ONE_BY_ONE}"
-            shown = len(self.steps)
+            shown, path, line = len(self.steps), self.path, self.line
             try:
                 return loops.looped(self.run, self.tried, equation.params, operands)
             except RefusalError:
                 del self.steps[shown:]
+                self.path, self.line = path, line
                 again = loops.by_invariant(self.run, self.tried, equation.params, operands)
                 if again is None:
                     raise
@@ -462,8 +425,8 @@ class Walk:
         if operation.rule is None:
             raise RefusalError("proofs do not support this operation")
         try:
-            if (exact := planned(equation, operands)) is not None:
-                with_sum(self.sums, self.path, exact)
+            if (exact := exact_programs.planned(equation, operands)) is not None:
+                exact_programs.with_sum(self.sums, self.path, exact)
         except RefusalError as refusal:
             self.inexact[self.path] = f"{equation.primitive.name}{self.line}: {refusal}"
         made = operation.rule(*operands, **equation.params)

@@ -19,18 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from dpjax.proving import _reductions as reductions
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import transpose
 from dpjax.proving._pending import flattened
-from dpjax.proving._reductions import (
-    HIGHEST,
-    Sums,
-    SumsOf,
-    check_cut,
-    check_sums,
-    check_surrounded,
-    is_exact,
-)
+from dpjax.proving._reductions import Sums, SumsOf
 from dpjax.proving._rows import as_dense
 from dpjax.proving._value import (
     Abstract,
@@ -181,7 +174,7 @@ def _pooling(
         tuple(window_dimensions), tuple(window_strides), tuple(map(tuple, padding)),
         tuple(base_dilation), tuple(window_dilation),
     )  # fmt: skip
-    check_surrounded(x, windows.wide, start)
+    reductions.check_surrounded(x, windows.wide, start)
     windows.check_fit(x.shape)
     return windows, as_dense(x) if x.axis is not None and windows.moves(x.axis) else x
 
@@ -194,7 +187,7 @@ def pooled_sum(x: Abstract, sums_of: SumsOf = Sums.of, **parameters: Any) -> Abs
     entry changes m results by d, which is a change by sqrt(m) d in l2. These norms add up over the
     entries, so the l2 norm is also at most sqrt(m) times the old l1 norm.
     """
-    check_cut(x)
+    reductions.check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
     count = math.prod(windows.sizes)
     # This factor covers the rounding of the sums that the proof itself computes in float64.
@@ -241,11 +234,7 @@ def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstrac
     times, because the square of the largest change is at most the sum of all squares.
     """
     pick, idle = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
-    # JAX starts a maximum of integers at the smallest integer of the dtype, and a minimum at the
-    # largest.
-    start = idle
-    if x.dtype.kind in "iu":
-        start = float(np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max)
+    start = reductions.start_of_extremum(x.dtype, largest=largest)
     windows, x = _pooling(x, **parameters, start=start)
     windows.check(x.shape)
 
@@ -406,7 +395,7 @@ def convolve(
             "proofs support a convolution only if its operands and its result have the same "
             "dtype. Convert the operands first"
         )
-    if dtype.kind == "f" and precision not in HIGHEST:
+    if dtype.kind == "f" and precision not in reductions.HIGHEST:
         raise RefusalError(
             "proofs do not support a precision below the highest. Leave out precision= to use the "
             "highest"
@@ -452,11 +441,11 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     terms, weight = flattened(x)
     total = np.maximum(map_.of(x.magnitude, sizes), count * weight * sizes.max()) * room
     load = float(total.max())
-    exact = is_exact(whole, total, x.dtype)
+    exact = reductions.is_exact(whole, total, x.dtype)
     error = np.zeros((1,) * total.ndim)
     if not exact:
         units = rounding.sum_units(count * terms, x.dtype) + 4 * rounding.unit(x.dtype)
-        check_sums(units, count, x.dtype)
+        reductions.check_sums(units, count, x.dtype)
         # If a device flushes a factor to 0, the product is also 0.
         flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
         error = rounding.up(units * total + flushed * (count + 1))

@@ -23,7 +23,7 @@ from dpjax._running._devices import Layout, outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
-from dpjax.proving._provable import provable
+from dpjax.proving._prove_sensitivity import provable
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._chunks import (
     Checkpoint,

@@ -236,6 +236,20 @@ def test_what_was_not_walked_holds_nothing():
         )
 
 
+def test_a_loop_without_a_proof_step_by_step_is_walked_again_at_the_same_places():
+    """The product of all factors may overflow. The clip in each step is what an invariant needs."""
+    spec = jax.ShapeDtypeStruct((2000,), jnp.float32)
+    found = dpjax.prove_sensitivity(
+        lambda x: lax.fori_loop(
+            0, 100, lambda i, y: jnp.clip(y * (2.0 + i) + x.mean(), -1, 1), x.mean()
+        ),
+        spec,
+        bounds=(0, 1),
+        norm="l1",
+    )
+    assert {len(path) for path, _ in found.bounds.sums} == {1, 2}
+
+
 def test_explain_shows_the_body_once():
     found = dpjax.prove_sensitivity(
         lambda x: over(lambda c, r: (jnp.tanh(0.5 * c + r), None), x)[0],

@@ -11,8 +11,8 @@ from jax import lax
 import dpjax
 from dpjax import targets
 from dpjax._tracing._programs import Program
-from dpjax.proving import _provable
-from dpjax.proving._provable import provable
+from dpjax.proving import _prove_sensitivity
+from dpjax.proving._prove_sensitivity import provable
 
 NUMBERS = jax.ShapeDtypeStruct((50,), jnp.float32)
 WHOLE = jax.ShapeDtypeStruct((50,), jnp.int32)
@@ -81,7 +81,7 @@ def test_a_defect_in_a_proof_ends_no_sampling(monkeypatch):
     def broken(*arguments):
         raise AssertionError("a defect of a proof")
 
-    monkeypatch.setattr(_provable, "_walked", broken)
+    monkeypatch.setattr(_prove_sensitivity, "walked_bound", broken)
     assert line_of(jnp.mean, NUMBERS) is None
 
 
