@@ -11,6 +11,7 @@ import numpy as np
 from dpjax._tracing._walks import names, primitives
 from dpjax.proving import _choices as choices
 from dpjax.proving import _elementwise as elementwise
+from dpjax.proving import _exact_sums as sums
 from dpjax.proving import _functions as functions
 from dpjax.proving import _layout as layout
 from dpjax.proving import _orders as orders
@@ -19,15 +20,6 @@ from dpjax.proving import _reductions as reductions
 from dpjax.proving import _slots as slots
 from dpjax.proving import _windows as windows
 from dpjax.proving._choices import compare, equal, less
-from dpjax.proving._exact_sums import (
-    ExactScatter,
-    ExactSums,
-    planned_cumulative,
-    planned_product,
-    planned_scatter,
-    planned_sum,
-    planned_windows,
-)
 from dpjax.proving._pending import PRODUCT, Merging
 from dpjax.proving._slots import Rule as SlotRule
 from dpjax.proving._slots import Tightening, at_one_place
@@ -68,7 +60,7 @@ class Operation(NamedTuple):
     merging: Merging = ANY
     tighter: Tightening | None = None
     narrow: bool = False
-    exact: Callable[..., ExactSums | ExactScatter | None] | None = None
+    exact: Callable[..., sums.ExactSums | sums.ExactScatter | None] | None = None
     cpu_only: bool = False
     remedy: str = "write it in other operations"
     instead: str = "clip what each record adds to the sum, with jnp.clip or by its norm"
@@ -150,13 +142,13 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("copy", "copy_p", "stop_gradient"),
                     Operation(layout.same, at_one_place, MOVES, narrow=True)),
     # Sums, products, extrema, and sorts.
-    "reduce_sum": Operation(reductions.sum_over, slots.reduced, REDUCTION, exact=planned_sum),
+    "reduce_sum": Operation(reductions.sum_over, slots.reduced, REDUCTION, exact=sums.planned_sum),
     "reduce_max": Operation(partial(orders.extremum_over, largest=True), slots.reduced, MOVES),
     "reduce_min": Operation(partial(orders.extremum_over, largest=False), slots.reduced, MOVES),
     "reduce_or": Operation(partial(orders.any_or_all, largest=True), slots.reduced),
     "reduce_and": Operation(partial(orders.any_or_all, largest=False), slots.reduced),
     "cumsum": Operation(reductions.cumulative_sum, slots.accumulated, MOVES,
-                        exact=planned_cumulative),
+                        exact=sums.planned_cumulative),
     "cumprod": Operation(reductions.cumulative_product, slots.accumulated),
     "cummax": Operation(partial(orders.cumulative_extremum, largest=True), slots.accumulated,
                         MOVES),
@@ -167,10 +159,10 @@ OPERATIONS: dict[str, Operation] = {
                                                     NEVER_UNDONE, remedy=_SCORES)),
     "sort": Operation(orders.sort, slots.ordered, MOVES),
     "dot_general": Operation(reductions.contract, slots.multiplied, CONTRACTION,
-                             slots.tight_products, narrow=True, exact=planned_product),
+                             slots.tight_products, narrow=True, exact=sums.planned_product),
     "conv_general_dilated": Operation(windows.convolve, merging=CONTRACTION, cpu_only=True,
                                       remedy=_KERNEL),
-    "reduce_window_sum": Operation(windows.pooled_sum, exact=planned_windows),
+    "reduce_window_sum": Operation(windows.pooled_sum, exact=sums.planned_windows),
     "reduce_window_max": Operation(partial(windows.pooled_extremum, largest=True), merging=MOVES),
     "reduce_window_min": Operation(partial(windows.pooled_extremum, largest=False), merging=MOVES),
     # Rearrangements of entries.
@@ -191,7 +183,7 @@ OPERATIONS: dict[str, Operation] = {
     "gather": Operation(places.gather, slots.gathered, _LOOKUP, slots.tight_lookup),
     **dict.fromkeys(("scatter-add", "scatter_add"),
                     Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums,
-                              exact=planned_scatter)),
+                              exact=sums.planned_scatter)),
     "scatter-max": Operation(partial(places.scatter_extremum, largest=True), slots.scattered,
                              PLACES),
     "scatter-min": Operation(partial(places.scatter_extremum, largest=False), slots.scattered,

@@ -25,16 +25,10 @@ import numpy as np
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Atom, Equation, aval, called, equations, live, parts
 from dpjax.proving import _lemmas as lemmas
+from dpjax.proving import _norm_clips as norm_clips
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_variances import ExactVariance, planned
 from dpjax.proving._layout import transpose
-from dpjax.proving._norm_clips import (
-    at_most_one_over_the_norm,
-    clipped,
-    clipped_by_choice,
-    projected,
-    sum_of_clipped,
-)
 from dpjax.proving._operations import rearranged
 from dpjax.proving._pending import flattened
 from dpjax.proving._ratios import ratio
@@ -537,13 +531,13 @@ _LEMMAS: dict[
     str, list[tuple[str, Callable[[Scope, Any, Abstract | None], Abstract | Found | None]]]
 ] = {
     "div": [
-        (_BY_NORM, clipped),
-        (_BY_NORM, projected),
+        (_BY_NORM, norm_clips.clipped),
+        (_BY_NORM, norm_clips.projected),
         ("ratio of sums", ratio),
         ("variance", functools.partial(_variance, _CENTERED, lemmas.variance)),
         ("softmax", functools.partial(_of_a_maximum, jax.nn.softmax, lemmas.softmax)),
     ],
-    "mul": [(_BY_NORM, clipped), ("outer products", _outer_products)],
+    "mul": [(_BY_NORM, norm_clips.clipped), ("outer products", _outer_products)],
     "sub": [
         ("variance", functools.partial(_variance, _MOMENTS, lemmas.variance_by_moments)),
         ("log_softmax", functools.partial(_of_a_maximum, jax.nn.log_softmax, lemmas.log_softmax)),
@@ -551,12 +545,12 @@ _LEMMAS: dict[
     "add": [("logsumexp", functools.partial(_of_a_maximum, jax.nn.logsumexp, lemmas.logsumexp))],
     "dot_general": [
         ("mean by softmax weights", _pooled),
-        ("sum of clipped records", sum_of_clipped),
+        ("sum of clipped records", norm_clips.sum_of_clipped),
     ],
     "reduce_max": [("distance of order statistics", _farthest)],
-    "select_n": [(_BY_NORM, clipped_by_choice)],
-    "jit": [(_BY_NORM, clipped_by_choice)],
-    "min": [(_BY_NORM, at_most_one_over_the_norm)],
+    "select_n": [(_BY_NORM, norm_clips.clipped_by_choice)],
+    "jit": [(_BY_NORM, norm_clips.clipped_by_choice)],
+    "min": [(_BY_NORM, norm_clips.at_most_one_over_the_norm)],
 }
 # Maps the name of an inner program to triples: a function that calls the program, the lemma about
 # this function, and, for a variance or covariance, a function that returns the divisor.

@@ -22,16 +22,7 @@ from dpjax._tracing._walks import Equation, aval, called, live, names, parts
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk
 from dpjax.proving._exact_programs import kind_of
-from dpjax.proving._slopes import (
-    Ends,
-    Form,
-    constant,
-    hull,
-    largest,
-    rounded_outward,
-    sloped,
-    tightened,
-)
+from dpjax.proving._slopes import Ends, Form, hull, largest, sloped, tightened
 from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import NOTHING, Abstract, RefusalError
 from dpjax.proving._walk import Walk
@@ -294,8 +285,7 @@ def _forms(
     slopes = sloped(equation, forms, partial(_bound, equation), ends, centered[0])
     if slopes is None:
         return plain
-    both, off = rounded_outward(slopes)
-    off = off + charge
+    both, off = slopes[0], slopes[1] + charge
     if fact.axis is not None:
         places = [1] * ends[0].ndim
         places[fact.axis] = radii.shape[1]
@@ -316,7 +306,11 @@ def _in_float64(dtype: Any) -> Any:
 def _constant(number: Any, count: int) -> Form:
     array = np.asarray(number)
     array = array.astype(_in_float64(array.dtype))
-    return constant((array, array), count)
+    ends = array, array
+    if not count:  # Forms have no slopes.
+        return Form(ends, ends, None, 0.0)
+    none = jnp.zeros((count, *array.shape))
+    return Form(ends, ends, (none, none), jnp.zeros(array.shape))
 
 
 def _ends(

@@ -32,7 +32,7 @@ from dpjax.proving._value import (
 )
 
 _MOST_PRODUCTS = 2**24
-HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST))
+_HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST))
 
 
 def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
@@ -94,6 +94,14 @@ def check_sums(units: float, count: int, dtype: np.dtype) -> None:
     if not math.isfinite(units):
         raise RefusalError(
             f"a sum of {count} numbers in {dtype} may lose all digits. Use float64 instead"
+        )
+
+
+def check_highest(precision: Any, dtype: np.dtype) -> None:
+    """Refuses products of floats that a device may compute with fewer digits."""
+    if dtype.kind == "f" and precision not in _HIGHEST:
+        raise RefusalError(
+            f"proofs do not support precision {precision}. Leave out precision= to use the highest"
         )
 
 
@@ -237,24 +245,21 @@ def cumulative_sum(
     sums = sums_of(x, count, added(x.magnitude))
     rows = None if x.axis == axis else x.axis
 
-    def moved(each: np.ndarray, l1: float, l2: float, gain: float) -> Moves:
+    def moved(each: np.ndarray, l1: float, l2: float) -> Moves:
         each = np.minimum(each, l1)  # A sum of changes is at most their l1 norm.
-        return erring((each, l1 * count, l2 * gain), sums.error, x.shape, rows)
+        return erring((each, l1 * count, l2), sums.error, x.shape, rows)
 
     if x.axis == axis:
         c, o, rest = x.changed, x.others, x.n - 1
         l1, l2 = c.l1 + rest * o.l1, c.l2 + rest * o.l2
-        changed = others = moved(c.each + rest * o.each, l1, l2, math.sqrt(count))
+        changed = others = moved(c.each + rest * o.each, l1, l2 * math.sqrt(count))
     else:
         # There are two bounds in l2: N times the old l2 norm, and sqrt(N) times the old l1 norm.
         # Reason for the second one: if one entry changes by d, the vector of results changes by at
         # most sqrt(N) d in l2. If several entries change, these l2 norms add up.
         changed, others = (
             moved(
-                rounding.up(added(d.each) * room),
-                d.l1,
-                min(d.l2 * count, d.l1 * math.sqrt(count)),
-                1.0,
+                rounding.up(added(d.each) * room), d.l1, min(d.l2 * count, d.l1 * math.sqrt(count))
             )
             for d in (x.changed, x.others)
         )
@@ -324,18 +329,11 @@ def contract(
     """
     dtype = np.dtype(preferred_element_type or first.dtype)
     kinds = {first.dtype.kind, second.dtype.kind}
-    if (
-        dtype.kind == "f"
-        and dtype.itemsize >= 4
-        and kinds <= {"f", "i", "u", "b"}
-        and len(kinds) > 1
-    ):
+    mixed = len(kinds) > 1 and kinds <= {"f", "i", "u", "b"}
+    if mixed and dtype.kind == "f" and dtype.itemsize >= 4:
         # XLA converts both operands to the dtype of the sums.
         first, second = (x if x.dtype.kind == "f" else convert(x, dtype) for x in (first, second))
-    if dtype.kind == "f" and precision not in HIGHEST:
-        raise RefusalError(
-            f"proofs do not support precision {precision}. Leave out precision= to use the highest"
-        )
+    check_highest(precision, dtype)
     (ca, cb), (ba, bb) = dimension_numbers
     narrow = first.dtype in rounding.NARROW
     if first.dtype != second.dtype or dtype != (np.float32 if narrow else first.dtype):

@@ -72,21 +72,12 @@ class Form(NamedTuple):
 Sloped = tuple[Any, Any, Any, Any]
 
 
-def constant(ends: Ends, count: int) -> Form:
-    """Returns the form of a constant.
-
-    `count` is the number of coordinates. It is 0 if forms have no slopes.
-    """
-    if not count:
-        return Form(ends, ends, None, 0.0)
-    none = jnp.zeros((count, *np.shape(ends[0])))
-    return Form(ends, ends, (none, none), jnp.zeros(np.shape(ends[0])))
-
-
 def sloped(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, middle: Ends
-) -> Sloped | None:
-    """Returns the slopes of a result, before its own rounding; None if they are unknown.
+) -> tuple[Ends, Any] | None:
+    """Returns the slopes of a result, and the bound `off` before its own rounding.
+
+    Both are widened by rounding errors in float64. The result is None if slopes are unknown.
 
     Args:
         equation: the operation.
@@ -99,7 +90,10 @@ def sloped(
     sloping = forms[1:] if equation.primitive.name == "select_n" else forms
     if rule is None or any(f.slopes is None for f in sloping):
         return None
-    return rule(equation, forms, bind, out, middle)
+    if (found := rule(equation, forms, bind, out, middle)) is None:
+        return None
+    down, up, size, off = found
+    return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
 
 
 def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> Ends:
@@ -112,12 +106,6 @@ def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> E
     low, high = middle[0] - reach, middle[1] + reach
     # If a new endpoint is NaN or infinite, the old one is returned.
     return jnp.where(low > ends[0], low, ends[0]), jnp.where(high < ends[1], high, ends[1])
-
-
-def rounded_outward(slopes: Sloped) -> tuple[Ends, Any]:
-    """Returns slopes, and the bound `off`, both widened by rounding errors in float64."""
-    down, up, size, off = slopes
-    return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
 
 
 def _linear(equation: Equation, forms: Sequence[Form], bind: Bind, *_: Any) -> Sloped:

@@ -68,11 +68,6 @@ class Windows:
         axes = zip(self.padded(shape), self.sizes, self.dilation, self.strides, strict=True)
         return tuple((whole - (k - 1) * by - 1) // step + 1 for whole, k, by, step in axes)
 
-    @property
-    def wide(self) -> list[int]:
-        """The axes along which a window has several taps."""
-        return [k for k, size in enumerate(self.sizes) if size > 1]
-
     def pads_one(self, shape: Sequence[int]) -> bool:
         """Whether the windows pad an axis of length 1."""
         return any(s == 1 and max(pads) > 0 for s, pads in zip(shape, self.padding, strict=True))
@@ -174,7 +169,7 @@ def _pooling(
         tuple(window_dimensions), tuple(window_strides), tuple(map(tuple, padding)),
         tuple(base_dilation), tuple(window_dilation),
     )  # fmt: skip
-    reductions.check_surrounded(x, windows.wide, start)
+    reductions.check_surrounded(x, [k for k, size in enumerate(windows.sizes) if size > 1], start)
     windows.check_fit(x.shape)
     return windows, as_dense(x) if x.axis is not None and windows.moves(x.axis) else x
 
@@ -395,11 +390,7 @@ def convolve(
             "proofs support a convolution only if its operands and its result have the same "
             "dtype. Convert the operands first"
         )
-    if dtype.kind == "f" and precision not in reductions.HIGHEST:
-        raise RefusalError(
-            "proofs do not support a precision below the highest. Leave out precision= to use the "
-            "highest"
-        )
+    reductions.check_highest(precision, dtype)
     if min(itertools.chain((0,), *padding)) < 0:
         # On CPUs, XLA computes such a convolution from wrong entries, some of them outside of the
         # array.
