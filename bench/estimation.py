@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 
-from dpjax.queries._graphical_model import Estimator, Measurement
+from dpjax.queries._aim import Estimator, Measurement
 from synthetic import SIZES, made
 
 SCALE, ITERATIONS = 40.0, 150

@@ -1,5 +1,6 @@
 """Counts of records: by predicate, by bucket, or by combination of attributes."""
 
+import dataclasses
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -76,13 +77,11 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
             )
         return [Addend(cells_of_present(answers & present), 1)]
 
-    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        replaced = relation is NeighboringRelation.REPLACE_ONE
-        return norm_up([Fraction(not (replaced and predicate is None))], norm)
-
-    return Query(
-        IntegerQuery(addends=addends, finish=counts_of(()), shape=(), reach=reach, one_way=True)
-    )
+    query = query_of_tables(addends, (1,), ())
+    if predicate is None:  # A replaced record does not change the number of records.
+        added = NeighboringRelation.ADD_OR_REMOVE_ONE
+        query = dataclasses.replace(query, reach=lambda _, relation: float(relation is added))
+    return Query(query)
 
 
 def of_each_record(name: str, function: Callable[[PyTree], PyTree], records: Database) -> PyTree:
@@ -224,8 +223,7 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
     """Returns an immutable copy of `categories`: the number of categories by attribute."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
-            "categories must map at least one attribute to its number of categories, got"
-            f" {_checks.shown(categories)}"
+            f"categories must map names to numbers of categories, got {_checks.shown(categories)}"
         )
     sizes = {
         name: _checks.integer(f"categories[{name!r}]", size, least=2)
@@ -248,8 +246,7 @@ def combinations(records: Database, present: jax.Array, sizes: Mapping[str, int]
     """Returns the `Addend` of a contingency table: each record adds 1 to its cell."""
     if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
         raise ValueError(
-            f"database must be a table with the columns {[*sizes]}, got"
-            f" {_checks.described(records)}"
+            f"database must have the columns {[*sizes]}, got {_checks.described(records)}"
         )
     cell = jnp.zeros(present.shape, jnp.int32)
     for name, size in sizes.items():
@@ -269,17 +266,12 @@ def query_of_tables(
 
     A record is in at most one cell of each table.
     """
-    reach, finish = reach_of_tables(cells), counts_of(shape)
-    return IntegerQuery(addends=addends, finish=finish, shape=shape, reach=reach, one_way=True)
 
-
-def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
-    """Returns a function that concatenates the totals of tables into saturating int32 counts."""
-
-    def counts(totals: Totals) -> jax.Array:
+    def finish(totals: Totals) -> jax.Array:
         return jnp.concatenate([saturated(x).ravel() for x in totals]).reshape(shape)
 
-    return counts
+    reach = reach_of_tables(cells)
+    return IntegerQuery(addends=addends, finish=finish, shape=shape, reach=reach, one_way=True)
 
 
 def reach_of_tables(cells: Sequence[int]) -> Reach:

@@ -5,9 +5,10 @@ docs/proofs/groups.md has the proof.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +44,6 @@ _SIGN = np.uint64(2**63)
 # Noise is added to the counts in chunks of this size. If that would need more than 64 chunks, which
 # would be slow, larger chunks are used.
 _CHUNK, _MANY, _LARGE_CHUNK = 2**11, 64, 2**16
-
-_Kept: TypeAlias = dict[str, Any]
 
 
 class WithCounts(NamedTuple):
@@ -136,16 +135,15 @@ def group_keys(
     relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
     at_most = _checks.integer("at_most", at_most, least=1)
-    about_people: dict[str, Any] = {"privacy_unit": privacy_unit}
     people = given.people if isinstance(given, WithCounts) else None
-    if people is not None:
-        about_people = people.about
+    about_people = {"privacy_unit": privacy_unit} if people is None else people.about
     check_privacy_unit(about_people["privacy_unit"])
     if isinstance(given, WithCounts) and isinstance(given.database, Parts):
         given.database.check(relation, about_people["privacy_unit"])
     is_public = relation is NeighboringRelation.REPLACE_ONE and people is None
     counted = _counted(given, capacity, at_most, is_public=is_public)
-    reach = counted.at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+    at_most = min(at_most, counted.shape[0])
+    reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
     if people is not None:
         reach *= people.rows * people.blocks
     sensitivity = assume_sensitivity(reach, norm="l1", relation=relation)
@@ -171,7 +169,7 @@ def group_keys(
         # texts. If the batches have changed in between, the text of a key may be missing (None).
         return _as_arrays(sorted((key, count) for key, count in keys if key is not None))
 
-    about = (size.shape, counted.shape, counted.are_numbers, counted.at_most, epsilon, delta)
+    about = (size.shape, counted.shape, counted.are_numbers, at_most, epsilon, delta)
     about = (*about, str(relation), privacy_unit if people is None else people)
     release = pay_and_draw(
         draw,
@@ -197,7 +195,6 @@ class _Counted(NamedTuple):
         size: the number of counts, which is public. If there are fewer keys, the remaining
             counts are 0.
         shape: how many keys a row has, and the number of words of a key.
-        at_most: how many keys of a row count.
         used: the arrays of the column.
     """
 
@@ -206,7 +203,6 @@ class _Counted(NamedTuple):
     are_numbers: bool
     size: int
     shape: tuple[int, ...]
-    at_most: int
     used: Any
 
 
@@ -222,21 +218,18 @@ def _counted(
         if isinstance(database, Parts):
             shape = (1, np.shape(database.like.records)[1])
             count = functools.partial(distinct_in_parts, database)
-            return _Counted(count, named, are_numbers, database.slots, shape, 1, ())
+            return _Counted(count, named, are_numbers, database.slots, shape, ())
         words = np.asarray(database.records)[:, None]
         known = np.asarray(database.present)[:, None]
     slots = _slots(len(words), capacity, is_public=is_public)
     empty = ((0, slots - len(words)), (0, 0))
     padded, taken = np.pad(words, (*empty, (0, 0))), np.pad(known, empty)
-    m = words.shape[1]
-    at_most = min(at_most, m)
     return _Counted(
         lambda: _sorted_counts(padded, taken, at_most=at_most),
         named,
         are_numbers,
-        slots * m,
+        taken.size,
         words.shape[1:],
-        at_most,
         (padded, taken),
     )
 
@@ -248,7 +241,7 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
     return Request(name, digest("group keys", name, about), TreeSpec.of(like))
 
 
-def _as_arrays(keys: Sequence[tuple[int | str, int]]) -> _Kept:
+def _as_arrays(keys: Sequence[tuple[int | str, int]]) -> dict[str, np.ndarray]:
     """Encodes keys and their noisy counts.
 
     Ledgers store only arrays, so keys become bytes, with the index where each key ends.
@@ -259,16 +252,15 @@ def _as_arrays(keys: Sequence[tuple[int | str, int]]) -> _Kept:
     return {"keys": flat, "ends": ends, "counts": np.array([n for _, n in keys], np.int32)}
 
 
-def _from_arrays(kept: _Kept, are_numbers: bool) -> tuple[Any, np.ndarray]:
+def _from_arrays(kept: dict[str, np.ndarray], are_numbers: bool) -> tuple[Any, np.ndarray]:
     """Decodes arrays made by `_as_arrays`.
 
     Returns the keys in increasing order, and their noisy counts.
     """
     flat, ends = np.asarray(kept["keys"]).tobytes(), np.asarray(kept["ends"]).tolist()
-    starts = [0, *ends[:-1]]
     texts = [
         flat[start:end].decode("utf-8", "surrogatepass")
-        for start, end in zip(starts, ends, strict=bool(ends))
+        for start, end in itertools.pairwise([0, *ends])
     ]
     keys = tuple(map(int, texts)) if are_numbers else tuple(texts)
     return keys, np.asarray(kept["counts"])
@@ -365,7 +357,7 @@ def distinct_in_parts(
 
     def of_one(part: PaddedRecords) -> tuple[np.ndarray, np.ndarray]:
         words = words_of(part.records)[np.asarray(part.present)]
-        return distinct_rows(words, np.ones(len(words), np.int64))
+        return distinct_rows([(words, np.ones(len(words), np.int64))])
 
     none = words_of(parts.like.records)[:0], np.zeros(0, np.int64)
     words, counts = _merged(parts.each(of_several), none)
@@ -377,21 +369,19 @@ def _merged(
     several: Iterable[tuple[np.ndarray, np.ndarray]], none: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Adds the counts of equal rows of several arrays."""
-    found, waiting, rows = none, [none], 0
+    found, waiting, rows = none, list[tuple[np.ndarray, np.ndarray]](), 0
     for one in several:
         waiting, rows = [*waiting, one], rows + len(one[1])
         if rows > max(_FEW, len(found[1])):
-            found, waiting, rows = distinct_rows(*_joined([found, *waiting])), [none], 0
-    return distinct_rows(*_joined([found, *waiting]))
+            found, waiting, rows = distinct_rows([found, *waiting]), [], 0
+    return distinct_rows([found, *waiting])
 
 
-def _joined(several: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    words, counts = map(np.concatenate, zip(*several, strict=True))
-    return words, counts
-
-
-def distinct_rows(words: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct_rows(
+    several: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct rows of words in increasing order, and the sum of the counts of each."""
+    words, counts = map(np.concatenate, zip(*several, strict=True))
     if len(words) == 0:
         return words, counts
     # Two words are compared as one integer. The first word of a row is the most significant.

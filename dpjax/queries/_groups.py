@@ -13,17 +13,21 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import Accuracy
 from dpjax._core._columns import Numbers, Texts, check_usable, fingerprints, in_64_bits
 from dpjax._core._frames import columns
 from dpjax._core._guarantee import RECORD
-from dpjax._core._types import Database, PyTree, Value
+from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._numerics import bisected
 from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.queries._counts import largest_whole, of_each_record
-from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
+from dpjax.queries._padded_records import (
+    PaddedRecords,
+    complete,
+    padded_records,
+    present_records,
+)
 from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.queries._totals import Addend, Totals, in_groups, of_each_group
@@ -57,12 +61,11 @@ class Groups:
         The group of a record depends only on the record itself, and the computation is the same in
         every slot. So each record is in at most one group.
         """
-        column = _keys_of(self.column, records)
+        column = keys_of(self.column, records)
         if isinstance(self.keys[0], str) != isinstance(column, Texts):
             kind = "texts" if isinstance(column, Texts) else "numbers"
             raise TypeError(
-                f"keys must be {kind}, like the entries of their column, got "
-                f"{_checks.shown(self.keys)}"
+                f"keys must be {kind}, as their column has, got {_checks.shown(self.keys)}"
             )
         if isinstance(column, Texts):
             wanted, words = fingerprints(self.keys), jnp.asarray(column.words)
@@ -129,8 +132,7 @@ def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
     """Checks the arguments of `by`, and returns the `Groups` of the column."""
     if not callable(column) and (isinstance(column, bool) or not isinstance(column, (str, int))):
         raise TypeError(
-            "column must be a name, an index or a function of a record, got"
-            f" {_checks.shown(column)}"
+            f"column must be a name, index or function of a record, got {_checks.shown(column)}"
         )
     return Groups(column, _checked_keys(keys), of)
 
@@ -144,8 +146,7 @@ def groups_of(by: By | None) -> tuple[Groups, ...]:
         return ()
     if not isinstance(by, Mapping) or not by or any(map(callable, by)):
         raise TypeError(
-            'by must be a dict from columns to public keys, as {"cut": ["Fair", "Ideal"]}, got'
-            f" {_checks.shown(by)}"
+            f'by must be a dict of public keys, as {{"cut": ["Fair"]}}, got {_checks.shown(by)}'
         )
     return tuple(groups(column, keys) for column, keys in by.items())
 
@@ -215,7 +216,7 @@ def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
     return jnp.where(same, jnp.asarray(order, jnp.int32).at[place].get(mode="clip"), -1)
 
 
-def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
+def keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
     """Returns the key of every record: an entry of the column, or the value of a function."""
     found = _computed(column, records) if callable(column) else picked(records, column)
     check_usable(found)
@@ -243,7 +244,7 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
     return found
 
 
-def _columns(records: Database) -> dict[str | int, PyTree]:
+def columns_of(records: Database) -> dict[str | int, PyTree]:
     """Returns the columns of a table, a tuple or an array of shape (n, d), by name or index."""
     if isinstance(records, ONE_ARRAY):
         # Only the columns of a matrix count as columns. An array of another rank has none, because
@@ -255,7 +256,7 @@ def _columns(records: Database) -> dict[str | int, PyTree]:
 def picked(records: Database, column: str | int) -> PyTree:
     """Returns the column with this name or index."""
     try:
-        return _columns(records)[column]
+        return columns_of(records)[column]
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"database must have a column {column!r}, got {_checks.described(records)}"
@@ -268,7 +269,7 @@ def without(records: Database, column: str | int) -> PyTree:
     If a single column remains, the result is its array. If no column would remain, the records are
     returned unchanged.
     """
-    rest = {name: x for name, x in _columns(records).items() if name != column}
+    rest = {name: x for name, x in columns_of(records).items() if name != column}
     if len(rest) == 1:
         return next(iter(rest.values()))
     if isinstance(records, ONE_ARRAY) and records.ndim == 2:
@@ -302,17 +303,6 @@ class GroupedQuery(Query):
     norms = (*Query.norms, _BY_GROUP)
 
 
-class GroupedIntegers(IntegerQuery):
-    """The integers of a query for all groups, in one array with the groups along its first axis."""
-
-    def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
-        """Returns the addends of all groups.
-
-        The records stay as they are, because keys must be compared before integers become floats.
-        """
-        return self.addends(records, present)
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class GroupedScores(QuantileScores):
     """Scores of quantiles for every group at once, shape (groups, quantiles, candidates).
@@ -321,24 +311,20 @@ class GroupedScores(QuantileScores):
 
     Attributes:
         groups: the groups.
+        keys: the public keys of the groups, in order.
+        named_groups: contains (column, number of its keys) if the column has a name. Otherwise it
+            is empty.
 
     Formal guarantees:
         The guarantees of `by`.
     """
 
     groups: Groups
+    keys: tuple[int, ...] | tuple[str, ...]
+    named_groups: tuple[tuple[str, int], ...]
 
     norms = (_BY_GROUP,)
-
-    @property
-    def keys(self) -> tuple[int, ...] | tuple[str, ...]:
-        """The keys of the groups, in order."""
-        return self.groups.keys
-
-    @property
-    def named_groups(self) -> tuple[tuple[str, int], ...]:
-        """Contains (column, number of its keys) if the column has a name. Otherwise it is empty."""
-        return self.groups.named
+    _n_is_private = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -359,14 +345,6 @@ class GroupedScores(QuantileScores):
     ) -> float:
         reach = functools.partial(super()._bound, n=n, dtype=dtype)
         return reach_by_group(reach, len(self.keys))(norm, relation)
-
-    def _accuracy_of(
-        self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
-    ) -> Accuracy:
-        # The sizes of groups are private under every relation.
-        del relation
-        private = NeighboringRelation.ADD_OR_REMOVE_ONE
-        return super()._accuracy_of(noise, private, value, database)
 
 
 class _By(TypedDict):
@@ -441,9 +419,14 @@ def by(
         [5.0, 0.0, 4.0]
     """
     which = groups(column, keys, of)
-    _check_of_rows(query)
+    if getattr(query, "privacy_unit", RECORD) != RECORD:
+        raise TypeError(
+            "query must be about rows, got a query by person: a person may be in several "
+            "groups. Group the rows first, as in by_person(by(query, ...), ...)"
+        )
     if type(query) is QuantileScores:
-        return GroupedScores(**vars(query), groups=which)
+        scores = vars(query)
+        return GroupedScores(**scores, groups=which, keys=which.keys, named_groups=which.named)
     if not isinstance(query, Query):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             "query must be a Query, such as a count, a sum or a histogram, or scores of quantiles,"
@@ -457,17 +440,8 @@ def by(
     return GroupedQuery(integers, which.keys, (*which.named, *inner))
 
 
-def _check_of_rows(query: object) -> None:
-    """Raises an error if the query counts people, because a person may be in several groups."""
-    if getattr(query, "privacy_unit", RECORD) != RECORD:
-        raise TypeError(
-            "query must be about rows, got a query by person: a person may be in several "
-            "groups. Group the rows first, as in by_person(by(query, ...), ...)"
-        )
-
-
-def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
-    """Returns the integers of `query` for every group of `which` at once."""
+def integers_by_group(query: IntegerQuery, which: Groups) -> IntegerQuery:
+    """Returns the integers of `query` for every group of `which`, along the first axis."""
     count = len(which.keys)
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
@@ -478,14 +452,13 @@ def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
     def finish(totals: Totals) -> jax.Array:
         return jax.vmap(query.finish)(of_each_group(totals, count))
 
-    of_groups = {
-        "addends": addends,
-        "finish": finish,
-        "shape": (count, *query.shape),
-        "reach": reach_by_group(query.reach, count),
-        "moves": query.moves and reach_by_group(query.moves, count),
-    }
-    return GroupedIntegers(**vars(query) | of_groups)
+    return query.with_reach(
+        lambda reach: reach_by_group(reach, count),
+        addends=addends,
+        as_given=True,
+        finish=finish,
+        shape=(count, *query.shape),
+    )
 
 
 def split_by(
@@ -568,3 +541,17 @@ def reach_by_group(reach: Reach, groups: int) -> Reach:
         return max(reach(within, relation), norm_up(changed, across))
 
     return by_group
+
+
+@functools.lru_cache(maxsize=64)  # Cached, so that equal queries are traced only once.
+def of_complete(query: IntegerQuery) -> IntegerQuery:
+    """Returns `query` restricted to records without missing numbers. Other records count as absent.
+
+    The complete records are treated as a group. A record that is replaced may enter or leave this
+    group. So the sensitivity is that of the query for a single group.
+    """
+
+    def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
+        return query.addends(records, present & complete(records))
+
+    return query.with_reach(lambda reach: reach_by_group(reach, 1), addends=addends)

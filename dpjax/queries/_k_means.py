@@ -25,9 +25,13 @@ from dpjax._exact._limbs import Limbs
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
 from dpjax.mechanisms._noise_intervals import noise_bounds
-from dpjax.queries._missing import complete, drops_missing
 from dpjax.queries._moments import public_ball
-from dpjax.queries._padded_records import present_records, records_and_slots
+from dpjax.queries._padded_records import (
+    complete,
+    drops_missing,
+    present_records,
+    records_and_slots,
+)
 from dpjax.queries._people import Contribution
 from dpjax.queries._private_release import _quotient, shape_of_record, slots_of
 from dpjax.queries._query import compiled
@@ -282,7 +286,7 @@ def _share_of(
     # composition.
     enough, too_much = epsilon / releases * (1 - 1e-9), epsilon
     try:
-        for _ in range(30 if releases > 1 else 0):
+        for _ in range(30):
             tried = (enough + too_much) / 2
             if runs(tried)[1].epsilon <= epsilon:
                 enough = tried
@@ -448,7 +452,6 @@ def _of_clusters(
     count did not exceed the noise, the center of the previous iteration was kept. In both cases the
     interval is the whole ball.
     """
-    del measured
     middle, size = np.asarray(facts["middle"]), np.asarray(facts["size"])
     spared = _FLOATS * (np.abs(middle) + size)
     centers = (np.asarray(value["centers"], np.float64) - middle) / size

@@ -18,10 +18,8 @@ from dpjax._core._columns import check_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
-from dpjax.queries._bernstein import bernstein_query, moments_of
 from dpjax.queries._groups import By, inside_groups
-from dpjax.queries._missing import drops_missing
-from dpjax.queries._padded_records import records_and_slots
+from dpjax.queries._padded_records import drops_missing, records_and_slots
 from dpjax.queries._private_release import (
     CLEAR_OF_ITSELF,
     STATISTICS,
@@ -34,7 +32,9 @@ from dpjax.queries._private_release import (
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
+    bernstein_query,
     largest_by_angle,
+    moments_of,
     moved_products,
     products_query,
     upper_triangle,
@@ -49,7 +49,6 @@ def _of_two(moments: Moments, facts: dict[str, Any]) -> tuple[jax.Array, jax.Arr
 
     In the correlation, variances are raised to a floor, because noise may make them 0 or less.
     """
-    del facts
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
     least = jnp.maximum(jnp.diagonal(covariance), moments.noise)
     product = jnp.sqrt(least[0]) * jnp.sqrt(least[1])
@@ -271,9 +270,8 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
     """Returns the regression line, and the matrix of the normal equations, with regularization."""
     size = len(moments.mean)
     # The averages of (1, x) (1, x, y)^T, in units of the radii. The regularization is added below.
-    with_one = jnp.concatenate([jnp.ones(1), moments.mean])
-    products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
-    products = jnp.concatenate([with_one[None], products])
+    one, mean = jnp.ones((1, 1)), moments.mean[None]
+    products = jnp.block([[one, mean], [mean.T, moments.second]])
     penalty = jnp.full(size, facts["regularization"]).at[0].set(0)
     products = products[:-1].at[:, :-1].add(jnp.diag(penalty))
     matrix, right = products[:, :-1], products[:, -1]
@@ -293,7 +291,6 @@ def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -
 
     If they lie in a hyperplane, many lines fit equally well, and noise selects one of them.
     """
-    del facts
     flat = np.where(values[..., 0] <= CLEAR_OF_ITSELF * error, np.inf, 0.0)
     return {"weights": flat[..., None], "intercept": flat}
 

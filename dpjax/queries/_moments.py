@@ -1,10 +1,7 @@
 """Averages, variances, covariances and principal components, computed from noisy sums."""
 
-import functools
 import math
-import types
-from collections.abc import Callable, Mapping
-from fractions import Fraction
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -17,11 +14,8 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
-from dpjax._exact import _limbs
-from dpjax._exact._limbs import Limbs
-from dpjax.queries._bernstein import moments_of, moments_query, sizes_differ, sums_of_moments
 from dpjax.queries._groups import By
-from dpjax.queries._missing import drops_missing
+from dpjax.queries._padded_records import drops_missing
 from dpjax.queries._private_release import (
     CLEAR,
     STATISTICS,
@@ -32,18 +26,18 @@ from dpjax.queries._private_release import (
     slots_of,
 )
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
-from dpjax.queries._second_moments import RADIUS_BITS, Moments, edge_of_ball, radius_bits_for
-from dpjax.queries._sums import (
-    FINE_BITS,
-    coarse,
-    coarse_reach,
-    coarsening,
-    fine_exponent,
-    to_units,
+from dpjax.queries._second_moments import (
+    RADIUS_BITS,
+    Moments,
+    edge_of_ball,
+    moments_of,
+    moments_query,
+    radius_bits_for,
+    sizes_differ,
+    sums_of_moments,
 )
-from dpjax.queries._totals import Addend, Totals, cells_of_present
+from dpjax.queries._sums import centered_sums
 from dpjax.targets._clamping import check_interval, clamp, middle_and_half
-from dpjax.targets._known_sensitivity import VectorNorm, norm_up
 
 
 def private_mean(
@@ -132,14 +126,13 @@ def private_mean(
     from_ends = count == 1 and sizes_differ(relation, by)
 
     def average(query: IntegerQuery, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
-        totals = in_units_of(query.unit, value)
-        found = _average_from_ends if from_ends else _average
-        return found(totals, n, query.unit, (middle, half, low, high)).reshape(shape)
+        totals, interval = in_units_of(query.unit, value), (middle, half, low, high)
+        return _average(totals, n, query.unit, interval, from_ends).reshape(shape)
 
     return released(
         key,
         database,
-        lambda capacity: _centered_sums(low, high, capacity, count, from_ends),
+        lambda capacity: centered_sums(low, high, capacity, count, from_ends),
         average,
         terms=Terms(epsilon, delta, relation, name, by, drops),
         what="mean",
@@ -150,77 +143,24 @@ def private_mean(
 
 @compiled
 def _average(
-    totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
+    totals: jax.Array,
+    n: jax.Array | None,
+    unit: float,
+    interval: tuple[float, ...],
+    from_ends: bool,
 ) -> jax.Array:
-    """Computes averages from noisy sums of the records' differences from the middle of an interval.
+    """Computes averages from noisy sums.
 
     `totals[0]` is the noisy count times half of the interval's length. The other entries of
-    `totals` are these sums.
+    `totals` are the sums of the records' differences from the middle of the interval. With
+    `from_ends`, `totals` are instead the sums of distances from the upper and from the lower end.
     """
     middle, half, low, high = interval
-    count = jnp.maximum(totals[0], unit) / half if n is None else n
-    return jnp.clip(middle + totals[1:] / count, low, high)
-
-
-@compiled
-def _average_from_ends(
-    totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
-) -> jax.Array:
-    """Computes an average from noisy sums of distances from the upper and the lower end."""
-    centered = jnp.stack([totals[0] + totals[1], totals[1] - totals[0]]) / 2
-    return _average(centered, n, unit, interval)
-
-
-@functools.lru_cache(maxsize=64, typed=True)
-def _centered_sums(
-    low: float, high: float, capacity: int, dims: int, from_ends: bool = False
-) -> IntegerQuery:
-    """Returns the query of a scaled count and of sums around the middle of [low, high].
-
-    The count is multiplied by half of the interval's length, so that adding a record changes the
-    count by as much as a sum.
-
-    `from_ends` is for one sum S. Let C be the scaled count. Then the query returns C - S and C + S
-    instead of C and S. These are the sums of distances from the upper and from the lower end. In
-    the norm l1, an added record changes (C, S) by at most the length of the interval, and
-    (C - S, C + S) by exactly this length. So Laplace noise is the same for both pairs. But if C and
-    S are computed from the noisy C - S and C + S, their noise variance is only half as large.
-    """
-    middle, half = middle_and_half(low, high)
-    exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS) + from_ends
-    weight = math.ceil(math.ldexp(half, -exponent))
-
-    def addends(records: Database, present: jax.Array) -> list[Addend]:
-        numbers = clamp(records, low, high).reshape(len(present), dims)
-        units = to_units(numbers - middle, exponent, (-weight, weight))
-        cell = cells_of_present(present)
-        return [Addend(cell, 1), Addend(cell, 1, units)]
-
-    def finish(totals: Totals) -> jax.Array:
-        count, sums = (Limbs(*(limb[0] for limb in total)) for total in totals)
-        counted = _limbs.multiply(_limbs.constant(weight), count)
-        if from_ends:
-            counted, sums = _limbs.subtract(counted, sums), _limbs.add(counted, sums)
-        return coarse(Limbs(*map(jnp.append, counted, sums)), bits)
-
-    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        half = Fraction(weight, 2**bits)
-        if from_ends and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            return coarse_reach(Fraction(2 * weight), dims=2, bits=bits, norm=norm)
-        if from_ends:  # One of the sums grows by as much as the other one falls.
-            return norm_up([Fraction(math.ceil(2 * half))] * 2, norm)
-        if relation is NeighboringRelation.REPLACE_ONE:  # The count does not change.
-            return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
-        return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
-
-    return IntegerQuery(
-        addends=addends,
-        finish=finish,
-        shape=(1 + dims,),
-        reach=reach,
-        unit=math.ldexp(1.0, exponent + bits),
-        rounding=1.0,
-    )
+    first, others = totals[:1], totals[1:]
+    count = jnp.where(from_ends, (first + totals[1]) / 2, first)
+    sums = jnp.where(from_ends, (others - first) / 2, others)
+    number = jnp.maximum(count, unit) / half if n is None else n
+    return jnp.clip(middle + sums / number, low, high)
 
 
 def private_variance(
@@ -382,8 +322,19 @@ def private_covariance(
         (2, 2)
     """
     drops = drops_missing(missing, "center")
-    terms = Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops)
-    return _released_of_ball(key, database, _mean_and_covariance, radius, center, terms)
+    (dims,) = shape_of_record(database, "(n, d)", by=by)
+    into_unit_ball, middle, size = public_ball(center, radius, dims)
+    ball = {"middle": middle.tolist(), "size": size, "scalar": False}
+    return released_moments(
+        key,
+        database,
+        into_unit_ball,
+        lambda moments: _mean_and_covariance(moments, ball),
+        dims=dims,
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
+        what="covariance",
+        facts=ball,
+    )
 
 
 def private_pca(
@@ -449,43 +400,18 @@ def private_pca(
     drops = drops_missing(missing, "center")
     (dims,) = shape_of_record(database, "(n, d)", by=by)
     count = _checks.integer("components", components, least=1, most=dims)
-    terms = Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops)
-    return _released_of_ball(
-        key,
-        database,
-        lambda moments, facts: _directions(moments, facts)[0],
-        radius,
-        center,
-        terms,
-        kind="bootstrap",
-        facts={"statistic": "pca", "components": count, "simulated": True},
-    )
-
-
-def _released_of_ball(
-    key: Key,
-    database: Database,
-    finish: Callable[[Moments, dict[str, Any]], dict[str, jax.Array]],
-    radius: float,
-    center: ArrayLike,
-    terms: Terms,
-    *,
-    kind: str = "moments",
-    facts: Mapping[str, object] = types.MappingProxyType({}),
-) -> Release:
-    """Releases a statistic of the noisy moments of records that are clipped to a public ball."""
-    (dims,) = shape_of_record(database, "(n, d)", by=terms.by)
     into_unit_ball, middle, size = public_ball(center, radius, dims)
-    about = {"middle": middle.tolist(), "size": size, "scalar": False, **facts}
+    about = {"statistic": "pca", "components": count, "simulated": True}
+    about |= {"middle": middle.tolist(), "size": size, "scalar": False}
     return released_moments(
         key,
         database,
         into_unit_ball,
-        lambda moments: finish(moments, about),
+        lambda moments: _directions(moments, about)[0],
         dims=dims,
-        terms=terms,
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
         what="covariance",
-        kind=kind,
+        kind="bootstrap",
         facts=about,
     )
 
@@ -587,9 +513,6 @@ def public_ball(
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
-        raise ValueError(
-            f"center must be one finite number, or {dims} finite numbers, got "
-            f"{_checks.shown(center)}"
-        )
+        raise ValueError(f"center must be 1 or {dims} finite numbers, got {_checks.shown(center)}")
     middle = np.broadcast_to(middle, dims).astype(jnp.result_type(float))
     return lambda records: (records.astype(middle.dtype) - middle[None]) / size, middle, size

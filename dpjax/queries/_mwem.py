@@ -77,7 +77,6 @@ class _State(NamedTuple):
         log_weights: the log weights of the cells of the table.
         total: the table at the start of a round, summed over the rounds so far.
         rows: the weights of each measured query, for the updates of later rounds.
-        answers: the noisy answers to these queries.
         measured: the results of every round.
     """
 
@@ -86,7 +85,6 @@ class _State(NamedTuple):
     log_weights: jax.Array
     total: jax.Array
     rows: jax.Array
-    answers: jax.Array
     measured: Measured
 
 
@@ -151,14 +149,10 @@ class Mwem(SensitivityMechanism):
         return self.epsilon / (2 * self.rounds)
 
     @property
-    def _parts(self) -> tuple[SensitivityMechanism, SensitivityMechanism]:
-        return self.selection, self.measurement
-
-    @property
     def zcdp(self) -> tuple[float, float]:
         """The zCDP cost of all rounds: selections, which have bounded range, and measurements."""
-        spent = [part.zcdp[0] for part in self._parts]
-        return self.rounds * math.fsum(spent) * (1 + 1e-12), 0.0
+        spent = self.selection.zcdp[0] + self.measurement.zcdp[0]
+        return self.rounds * spent * (1 + 1e-12), 0.0
 
     def _check_value(self, value: Value) -> None:
         one_array = jax.tree_util.all_leaves([value]) and value.shape == self.workload.shape
@@ -167,9 +161,8 @@ class Mwem(SensitivityMechanism):
                 f"value must be the answers of the workload, integers of shape"
                 f" {self.workload.shape}, got {_checks.described(value)}"
             )
-        selection, measurement = self._parts
-        selection._check_value(jax.ShapeDtypeStruct(value.shape, jnp.uint32))
-        measurement._check_value(jax.ShapeDtypeStruct((), jnp.int32))
+        self.selection._check_value(jax.ShapeDtypeStruct(value.shape, jnp.uint32))
+        self.measurement._check_value(jax.ShapeDtypeStruct((), jnp.int32))
 
     def _draw(self, key: Key, value: Value) -> MwemTable:
         selection, measurement, truth = self.selection, self.measurement, self.clamped(value)
@@ -207,11 +200,11 @@ class Mwem(SensitivityMechanism):
         tries = number.astype(jnp.uint32)
         one = jax.eval_shape(measure, number, tries, jnp.zeros(self.workload.shape, jnp.int32))
         measured = jax.tree.map(lambda x: jnp.zeros((self.rounds, *x.shape), x.dtype), one)
-        rows, answers = jnp.zeros((self.rounds, cells), dtype), jnp.zeros(self.rounds, dtype)
+        rows = jnp.zeros((self.rounds, cells), dtype)
         end = lax.while_loop(
             lambda state: state.number < self.rounds,
             functools.partial(self._try, measure),
-            _State(number, tries, zeros, zeros, rows, answers, measured),
+            _State(number, tries, zeros, zeros, rows, measured),
         )
         last = self._table(end.log_weights)
         # If a traced parameter is invalid, all tables except the first are NaN. Then the average is
@@ -229,8 +222,8 @@ class Mwem(SensitivityMechanism):
         # If this try selected no query, the next try overwrites these entries.
         row = self.workload.row(now.query).ravel().astype(dtype) / self._entry
         rows = state.rows.at[number].set(row)
-        answer = jnp.clip(now.answer / self._entry, -n, n)
-        answers = state.answers.at[number].set(answer)
+        measured = jax.tree.map(lambda all, one: all.at[number].set(one), state.measured, now)
+        answers = jnp.clip(measured.answer.astype(dtype) / self._entry, -n, n)
         updates = jnp.where(now.found, 1 + self.replays * (number + 1), 0)
         return _State(
             number + now.found.astype(jnp.int32),
@@ -238,8 +231,7 @@ class Mwem(SensitivityMechanism):
             self._updated(state.log_weights, rows, answers, number, updates),
             jnp.where(now.found, state.total + table, state.total),
             rows,
-            answers,
-            jax.tree.map(lambda all, one: all.at[number].set(one), state.measured, now),
+            measured,
         )
 
     def _updated(
@@ -310,7 +302,7 @@ class Mwem(SensitivityMechanism):
         return jnp.clip(answers, -_LARGEST, _LARGEST)
 
     def log_prob(self, output: MwemTable, value: Value) -> jax.Array:
-        (selection, measurement), truth = self._parts, self.clamped(value)
+        selection, measurement, truth = self.selection, self.measurement, self.clamped(value)
 
         def measure(number: jax.Array, tries: jax.Array, answers: jax.Array) -> Measured:
             query, noisy = queries[number], measurements[number]
@@ -443,5 +435,4 @@ def _in_all_lanes(found: jax.Array) -> jax.Array:
 
 @_in_all_lanes.def_vmap
 def _(axis_size: int, batched: list[bool], found: jax.Array) -> tuple[jax.Array, bool]:
-    del axis_size
     return _in_all_lanes(jnp.all(found, axis=0) if batched[0] else found), False

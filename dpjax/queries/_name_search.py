@@ -184,20 +184,14 @@ class NameSearch(SensitivityMechanism):
             letters represents all names that begin with it.
         """
         found: dict[str, int] = {}
-        prefixes = {0: ""}
+        prefixes = [""]
         for level, noisy in enumerate(np.asarray(counts).reshape(self.width, -1)):
-            last = level == self.width - 1
+            names = [prefix + letter for prefix in prefixes for letter in ("", *ALPHABET)]
             for child in np.flatnonzero(noisy >= np.asarray(self.threshold)):
-                slot, symbol = divmod(int(child), _SYMBOLS)
-                if last or symbol == _END:
-                    found[prefixes[slot] + _letter(symbol)] = int(noisy[child])
-            children, kept = self._survivors(jnp.asarray(noisy))
-            places = enumerate(zip(np.asarray(children), np.asarray(kept), strict=True))
-            prefixes = {
-                slot: prefixes[int(child) // _SYMBOLS] + _letter(int(child) % _SYMBOLS)
-                for slot, (child, is_kept) in places
-                if is_kept
-            }
+                if level == self.width - 1 or child % _SYMBOLS == _END:
+                    found[names[child]] = int(noisy[child])
+            children, kept = map(np.asarray, self._survivors(jnp.asarray(noisy)))
+            prefixes = [names[child] for child in children[kept]]
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def error(self, *, confidence: float = 0.95, simultaneous: bool = False) -> Scalar:
@@ -284,7 +278,3 @@ def name_search(
     threshold = _checks.integer("threshold", threshold, least=1, most=2**31 - 1)
     capacity = _checks.integer("capacity", capacity, least=1, most=2**20)
     return NameSearch(sensitivity, epsilon, np.int32(threshold), width, capacity)
-
-
-def _letter(symbol: int) -> str:
-    return "" if symbol == _END else ALPHABET[symbol - 1]

@@ -1,4 +1,9 @@
-"""Databases with a private number of records, stored in a public number of slots."""
+"""The records of a database: which slots hold one, and which records miss a number.
+
+A private number of records is stored in a public number of slots.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +61,12 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
     return PaddedRecords(records, jnp.arange(capacity) < n)
 
 
-def check_capacity(capacity: int, n: int) -> int:
+def check_capacity(capacity: int, n: int, what: str = "records") -> int:
     """Returns `capacity`, the number of slots, and refuses it if n records do not fit."""
     capacity = _checks.integer("capacity", capacity, least=1)
     if n > capacity:
         raise ValueError(
-            f"capacity must be enough for every database, got capacity={capacity} for {n} records"
+            f"capacity must be enough for every database, got capacity={capacity} for {n} {what}"
         )
     return capacity
 
@@ -91,3 +96,33 @@ def present_records(database: Database) -> tuple[Database, jax.Array]:
     if isinstance(records, PaddedRecords):
         return records.records, records.present
     return records, jnp.ones(n, bool)
+
+
+# Records with missing numbers are dropped, or a public number replaces the missing ones. Whether a
+# column may contain missing numbers is decided by its dtype alone, never by its values, which are
+# private.
+
+
+def drops_missing(missing: str, other: str) -> bool:
+    """Whether `missing` is "drop".
+
+    The other allowed value of the argument is `other`. With it, incomplete records are counted.
+    """
+    _checks.choice("missing", missing, ("drop", other))
+    return missing == "drop"
+
+
+def may_miss(records: Database) -> bool:
+    """Whether some numbers in `records` have a dtype that can represent missing numbers."""
+    leaves = jax.tree.leaves(records, is_leaf=lambda x: hasattr(x, "dtype"))
+    return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+
+
+def complete(records: Database) -> jax.Array:
+    """Returns a boolean for each record: whether none of its numbers is missing."""
+    missing = [
+        jnp.any(jnp.isnan(x).reshape(len(x), -1), axis=1)
+        for x in jax.tree.leaves(records)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    return ~functools.reduce(jnp.logical_or, missing, jnp.zeros((), bool))

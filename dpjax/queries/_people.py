@@ -25,7 +25,6 @@ from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
 from dpjax.queries._groups import (
     By,
-    GroupedIntegers,
     GroupedQuery,
     GroupedScores,
     exact_numbers,
@@ -82,10 +81,7 @@ class View:
         names = [column for column, _ in self.truncation.groups]
         of = self.of
         if of is None:
-            rest = without(records, self.truncation.person)
-            for name in names:
-                rest = without(rest, name)
-            numbers = rest
+            numbers = functools.reduce(without, [self.truncation.person, *names], records)
         else:
             numbers = picked(records, of)
         if not isinstance(numbers, (jax.Array, Numbers)) or numbers.shape != kept.shape:
@@ -168,7 +164,7 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del n, dtype  # The bound is valid for any number of rows.
+        # The bound is valid for any number of rows.
         return self.reach(norm, relation)
 
     def _accuracy_of(
@@ -176,7 +172,6 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     ) -> Accuracy:
         # Even under replace-one, the number of rows that are used is private. So intervals are
         # computed as under add-or-remove-one.
-        del relation
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
         return self.scores._accuracy_of(noise, added, value, database)
 
@@ -270,14 +265,10 @@ def by_person(
         >>> int(people(visits))
         2
     """
-    if not isinstance(query, (Query, QuantileScores)):
+    if not isinstance(query, (Query, QuantileScores)) or query.privacy_unit != RECORD:
         raise TypeError(
             "query must be a Query or scores of quantiles, and not the result of by_person, got "
             f"{_checks.shown(query)}"
-        )
-    if query.privacy_unit != RECORD:
-        raise TypeError(
-            f"query must be about rows, got a query with one record per {query.privacy_unit}"
         )
     truncation = checked_truncation(person, rows, groups, order)
     by_group = isinstance(query, (GroupedQuery, GroupedScores))
@@ -297,28 +288,19 @@ def _view(
     """Checks the arguments, and returns the `View` of the query."""
     if of is not None:
         check_name("of", of)
-    if per_person is None:
-        if of is not None and cells:
+        if per_person is None and cells:
             raise ValueError(
                 f"of={of!r} must be left out here, because the query is by group: pass of= to "
                 "queries.by instead"
             )
-        return View(truncation, of, bool(cells), None)
-    _checks.choice("per_person", per_person, get_args(PerPerson))
-    if missing := cells.keys() - dict(truncation.groups).keys():
-        raise ValueError(
-            "groups must name the columns that the query is grouped by, because "
-            f'per_person="sum" makes a sum for each group: add {sorted(missing)} to groups'
-        )
+    if per_person is not None:
+        _checks.choice("per_person", per_person, get_args(PerPerson))
+        if missing := cells.keys() - dict(truncation.groups).keys():
+            raise ValueError(
+                "groups must name the columns that the query is grouped by, because "
+                f'per_person="sum" makes a sum for each group: add {sorted(missing)} to groups'
+            )
     return View(truncation, of, bool(cells), per_person)
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class PeopleIntegers(GroupedIntegers):
-    """The integers of a query, computed on the selected rows of people."""
-
-    privacy_unit: str
-    notes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,7 +333,7 @@ class Contribution:
             return sqrt_up(moved**2 * self.blocks)
         return round_up(moved * (1 if norm == "linf" else self.blocks))
 
-    def integers(self, query: IntegerQuery, view: View | None = None) -> PeopleIntegers:
+    def integers(self, query: IntegerQuery, view: View | None = None) -> IntegerQuery:
         """Converts a query of rows to a query of people.
 
         The query receives the rows that `view` selects for each person. With `view=None`, it
@@ -361,12 +343,12 @@ class Contribution:
         def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
             return query.addends_of(*(view(records, present) if view else (records, present)))
 
-        of_people = {
-            "addends": addends,
-            "reach": functools.partial(self.reach, query.reach),
-            "moves": query.moves and functools.partial(self.reach, query.moves),
-        }
-        return PeopleIntegers(**vars(query) | of_people | self.about)
+        return query.with_reach(
+            lambda reach: functools.partial(self.reach, reach),
+            addends=addends,
+            as_given=True,
+            **self.about,
+        )
 
     def query(self, query: Query, view: View | None = None) -> PeopleQuery:
         """Converts a `Query` of rows to a `PeopleQuery`. For `view`, see `integers`."""

@@ -20,8 +20,8 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.queries._counts import histogram_query
-from dpjax.queries._groups import By, groups_of
-from dpjax.queries._missing import drops_missing, of_complete
+from dpjax.queries._groups import By, groups_of, of_complete
+from dpjax.queries._padded_records import drops_missing
 from dpjax.queries._people import groups_alone, integers_by
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import IntegerQuery
@@ -139,7 +139,7 @@ def private_quantiles(
     release = ask(key, database, name=name)
     facts = mechanism.facts(cells) | {
         "asked": [float(p) for p in wanted],
-        "places": [searched.index(_inside(p, searched)) for p in wanted],
+        "places": [searched.index(min(max(p, searched[0]), searched[-1])) for p in wanted],
         "lower": low,
         "upper": high,
         "scalar": one,
@@ -157,13 +157,10 @@ def exact_probabilities(probabilities: Sequence[float | Fraction]) -> tuple[Frac
     """
     if not len(probabilities):
         raise ValueError("probabilities must contain at least one probability, got none")
-    return tuple(map(_probability, probabilities))
-
-
-def _probability(probability: float | Fraction) -> Fraction:
-    if not isinstance(probability, bool) and probability in (0, 1):
-        return Fraction(int(probability))
-    return exact_probability(probability)
+    return tuple(
+        Fraction(int(p)) if not isinstance(p, bool) and p in (0, 1) else exact_probability(p)
+        for p in probabilities
+    )
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
@@ -198,10 +195,6 @@ def _nearest(cells: int, records: float, epsilon: float, quantiles: int) -> int:
     """
     noise = 3 * math.sqrt(10 * quantiles) / epsilon
     return max(1, int(min(noise * cells / (_DENSEST * records), cells / 2**6)))
-
-
-def _inside(p: Fraction, searched: tuple[Fraction, ...]) -> Fraction:
-    return min(max(p, searched[0]), searched[-1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -253,7 +246,7 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     least_after = np.minimum.accumulate(below[..., ::-1], -1)[..., ::-1]
     below = (np.maximum.accumulate(below, -1) + least_after) / 2
     flat = (x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before))
-    found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
+    found = np.array([_of_group(group, facts) for group in zip(*flat, strict=True)])
     value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
     value = value[..., 0] if facts["scalar"] else value
     # For a quantile near 0 or 1, the search looked for a more central quantile. So the estimate is
@@ -280,14 +273,9 @@ def _known(
     return bounds, below, before
 
 
-def _of_group(
-    edges: np.ndarray,
-    bounds: np.ndarray,
-    below: np.ndarray,
-    before: np.ndarray,
-    facts: dict[str, Any],
-) -> list[float]:
-    found = []
+def _of_group(group: tuple[np.ndarray, ...], facts: dict[str, Any]) -> list[float]:
+    """Returns the position of each quantile, from its edge and from what `_known` returns."""
+    (edges, bounds, below, before), found = group, []
     for place in facts["places"]:
         p, edge = facts["searched"][place], edges[place]
         here = np.searchsorted(bounds, edge)

@@ -36,13 +36,11 @@ from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
 from dpjax.mechanisms._noise_intervals import OUTWARD_QUANTILE, as_floats, noise_bounds
-from dpjax.queries._bernstein import combinations_of, moments_of
-from dpjax.queries._groups import By, each_group, inside_groups
-from dpjax.queries._missing import may_miss, of_complete
-from dpjax.queries._padded_records import number_of_records, records_and_slots
+from dpjax.queries._groups import By, each_group, inside_groups, of_complete
+from dpjax.queries._padded_records import may_miss, number_of_records, records_and_slots
 from dpjax.queries._people import RowsOfPeople, groups_alone, integers_by
 from dpjax.queries._query import IntegerQuery, compiled
-from dpjax.queries._second_moments import Moments
+from dpjax.queries._second_moments import Moments, combinations_of, moments_of
 from dpjax.release._privatize import privatize
 
 # Bounds on rounding errors in float32 and float64, relative to the largest magnitude of a record.
@@ -99,8 +97,10 @@ def _means(
     sums, n = as_floats(measured["sums"]), measured["n"]
     if n is None:
         return _ratio(sums @ rows.T, rows, facts, tail)
-    divisor = n[..., None] * one
-    return _quotient(_sums(sums[..., 1 : len(rows)], facts, 1 - tail, 1), (divisor, divisor))
+    (bound,) = noise_bounds(facts, 1 - tail, 1)
+    reach, divisor = (bound + facts["rounding"]) * facts["unit"], n[..., None] * one
+    sums = sums[..., 1 : len(rows)] * facts["unit"]
+    return _quotient((sums - reach, sums + reach), (divisor, divisor))
 
 
 # The ratio r in `_ratio` is rounded up to a multiple of 1 / 64 before the quantile of |Y - r Z| is
@@ -264,12 +264,6 @@ def _named(mean: np.ndarray, spread: np.ndarray, scalar: bool) -> PyTree:
     if scalar:
         return {"mean": mean[..., 0], "variance": spread[..., 0, 0]}
     return {"mean": mean, "covariance": spread}
-
-
-def _sums(sums: np.ndarray, facts: dict[str, Any], confidence: float, together: int) -> Ends:
-    (bound,) = noise_bounds(facts, confidence, together)
-    reach = bound + facts["rounding"]
-    return (as_floats(sums) - reach) * facts["unit"], (as_floats(sums) + reach) * facts["unit"]
 
 
 def _quotient(over: Ends, under: Ends) -> Ends:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     grid: np.ndarray
 
     norms = ("linf",)
+    # Whether the number of scored records is private even under replace-one, as for groups.
+    _n_is_private: ClassVar = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,7 +111,6 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del norm, n, dtype  # The norm is linf, and scores are integers, so these do not matter.
         b = self.denominator
         # For a probability a / b, `finish` computes `too_high` = b * below - a * n and `too_low` =
         # b * above - (b - a) * n. An added record changes `too_high` by b - a or -a, and `too_low`
@@ -125,7 +126,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         if noise.kind != "selections":
             return noise
         n = None
-        if relation is NeighboringRelation.REPLACE_ONE:
+        if relation is NeighboringRelation.REPLACE_ONE and not self._n_is_private:
             n = jnp.sum(present_records(database)[1], dtype=jnp.int32)
         if _checks.is_traced(value):
             found = self._numbers(value)
@@ -273,8 +274,7 @@ def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
 
 
 @intervals_of("selections")
-def _of_indices(value: Value, measured: PyTree, facts: dict[str, Any], *_: object) -> Ends:
-    del value, measured, facts
+def _of_indices(*_: object) -> Ends:
     raise ValueError(
         "no interval is known for this release, because it selects options, and options have no "
         "distance from each other: use mechanism.score_gap, which bounds how far their scores "
@@ -294,7 +294,6 @@ def _between_quantiles(
     Then at most p' n + e records are below r. If r were above q, at least p n records would be
     below r. So r <= q if e < (p - p') n. The other side follows by symmetry.
     """
-    del value
     if measured["n"] is None:
         raise ValueError(
             "no interval is known for quantiles if the number of records is private: pass"

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import as_arrays, in_64_bits
+from dpjax._core._guarantee import RECORD
 from dpjax._core._records import Parts, Summed, Unsummed
 from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
@@ -52,6 +53,10 @@ class IntegerQuery(OfParts, KnownSensitivity):
             in units.
         largest: a bound on the magnitude of the value, for the rounding of its floats.
         one_way: whether adding a record never lowers a number, as for counts.
+        as_given: whether `addends` receives records in the form that the caller passed, instead of
+            arrays. Keys of groups must be compared before integers become floats.
+        privacy_unit: the unit in which neighboring databases differ.
+        notes: other facts that a guarantee must mention.
 
     Formal guarantees:
         `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', and for the computed value:
@@ -72,6 +77,9 @@ class IntegerQuery(OfParts, KnownSensitivity):
     clipping: float = 0.0
     largest: float = 0.0
     one_way: bool = False
+    as_given: bool = False
+    privacy_unit: str = RECORD
+    notes: tuple[str, ...] = ()
 
     norms = (*KnownSensitivity.norms, _RANGE)
 
@@ -96,13 +104,20 @@ class IntegerQuery(OfParts, KnownSensitivity):
 
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
         """Returns the addends of each record, from records in the form that the caller passed."""
+        if self.as_given:
+            return self.addends(records, present)
         with in_64_bits(records):
             return self.addends(as_arrays(records), present)
+
+    def with_reach(self, of_reach: Callable[[Reach], Reach], **fields: Any) -> "IntegerQuery":
+        """Returns a query with other fields, and with bounds made by `of_reach` from the bounds."""
+        moves = self.moves and of_reach(self.moves)
+        return dataclasses.replace(self, reach=of_reach(self.reach), moves=moves, **fields)
 
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del n, dtype  # Values are integers, and the bound is valid for any number of records.
+        # Values are integers, and the bound is valid for any number of records.
         return self._in_norm(self.reach, norm, relation)
 
     def in_units_of_records(self, norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -127,7 +142,6 @@ class IntegerQuery(OfParts, KnownSensitivity):
         simultaneous: bool = True,
     ) -> float:
         """Returns a bound on the distance of a release from the true value, in units of records."""
-        confidence = _checks.fraction("confidence", confidence)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
         error = mechanism.error(confidence=confidence, like=value, simultaneous=simultaneous)
         return (float(error) + self.rounding + self.clipping) * self.unit
@@ -194,7 +208,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del n, dtype  # The bound is valid for any number of records.
+        # The bound is valid for any number of records.
         return self._integers.in_units_of_records(norm, relation)
 
     @property
@@ -233,7 +247,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        del relation, value, database  # The error of integers with noise does not depend on n.
+        # The error of integers with noise does not depend on n.
         inside, facts = self._integers, noise.facts
         if not self._is_rounded or noise.kind != "noise":
             return noise

@@ -54,14 +54,12 @@ class Node(NamedTuple):
         right: the index of the quantile above.
         share: the fraction of the records between these two quantiles that should be below this
             quantile, a rational number.
-        depth: the number of earlier selections that the search for this quantile depends on.
     """
 
     at: int
     left: int
     right: int
     share: Fraction
-    depth: int
 
 
 class Ranks(NamedTuple):
@@ -107,16 +105,16 @@ class RankSearch(SensitivityMechanism):
         largest = max(_LEAST_LARGEST, _WORST // self.capacity)
         found: list[Node] = []
 
-        def search(left: int, right: int, depth: int) -> None:
+        def search(left: int, right: int) -> None:
             if right - left < 2:
                 return
             at = (left + right) // 2
             share = (ends[at] - ends[left]) / (ends[right] - ends[left])
-            found.append(Node(at, left, right, share.limit_denominator(largest), depth))
-            search(left, at, depth + 1)
-            search(at, right, depth + 1)
+            found.append(Node(at, left, right, share.limit_denominator(largest)))
+            search(left, at)
+            search(at, right)
 
-        search(0, len(ends) - 1, 0)
+        search(0, len(ends) - 1)
         return found
 
     @property
@@ -124,12 +122,15 @@ class RankSearch(SensitivityMechanism):
         return _SEARCH_ONE if len(self.probabilities) == 1 else _SEARCH
 
     def selection(self, node: Node) -> SelectionMechanism:
-        """Returns the mechanism that selects the edge of one quantile."""
-        a, b = node.share.numerator, node.share.denominator
+        """Returns the mechanism that selects the edge of one quantile.
+
+        A record is in one search of each level, and each level halves the quantiles that are left.
+        """
+        a, b = node.share.as_integer_ratio()
         reach = self.sensitivity.value * max(a, b - a)
         of_scores = dataclasses.replace(self.sensitivity, norm="linf", value=reach)
-        depth = 1 + max(node.depth for node in self.nodes)
-        return permute_and_flip(of_scores, self.epsilon * (self._search / depth))
+        levels = len(self.probabilities).bit_length()
+        return permute_and_flip(of_scores, self.epsilon * (self._search / levels))
 
     @property
     def measurement(self) -> AdditiveMechanism:
@@ -212,7 +213,7 @@ class RankSearch(SensitivityMechanism):
         ends = jnp.concatenate([jnp.zeros(1, jnp.int32), edges, jnp.array([len(below) - 1])])
         total = jnp.zeros(())
         for node in self.nodes:
-            a, b = node.share.numerator, node.share.denominator
+            a, b = node.share.as_integer_ratio()
             scores, outside = _scores_between(below, ends[node.left], ends[node.right], a, b)
             selection = self.selection(node)
             logits = selection._logits(scores, selection._calibration(scores))
@@ -353,6 +354,5 @@ def _scores_like(counts: Any) -> jax.ShapeDtypeStruct:
 
 
 def _plan(nodes: list[Node]) -> tuple[jax.Array, ...]:
-    shares = [(node.share.numerator, node.share.denominator) for node in nodes]
-    rows = [(*node[:3], *share) for node, share in zip(nodes, shares, strict=True)]
+    rows = [(*node[:3], *node.share.as_integer_ratio()) for node in nodes]
     return tuple(jnp.asarray(column, jnp.int32) for column in zip(*rows, strict=True))

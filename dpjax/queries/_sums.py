@@ -21,10 +21,11 @@ from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import round_up
-from dpjax.queries._missing import drops_missing, of_complete
+from dpjax.queries._groups import of_complete
+from dpjax.queries._padded_records import drops_missing
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.queries._totals import Addend, Totals, cells_of_present, saturated
-from dpjax.targets._clamping import check_interval, clamp
+from dpjax.targets._clamping import check_interval, clamp, middle_and_half
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 LARGEST_TOTAL_BITS = 30
@@ -136,6 +137,58 @@ def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> F
     """Returns the largest amount by which one record between these bounds can change a sum."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     return high - low if replaced else max(abs(low), abs(high))
+
+
+@functools.lru_cache(maxsize=64, typed=True)
+def centered_sums(
+    low: float, high: float, capacity: int, dims: int, from_ends: bool = False
+) -> IntegerQuery:
+    """Returns the query of a scaled count and of sums around the middle of [low, high].
+
+    The count is multiplied by half of the interval's length, so that adding a record changes the
+    count by as much as a sum.
+
+    `from_ends` is for one sum S. Let C be the scaled count. Then the query returns C - S and C + S
+    instead of C and S. These are the sums of distances from the upper and from the lower end. In
+    the norm l1, an added record changes (C, S) by at most the length of the interval, and
+    (C - S, C + S) by exactly this length. So Laplace noise is the same for both pairs. But if C and
+    S are computed from the noisy C - S and C + S, their noise variance is only half as large.
+    """
+    middle, half = middle_and_half(low, high)
+    exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS) + from_ends
+    weight = math.ceil(math.ldexp(half, -exponent))
+
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
+        numbers = clamp(records, low, high).reshape(len(present), dims)
+        units = to_units(numbers - middle, exponent, (-weight, weight))
+        cell = cells_of_present(present)
+        return [Addend(cell, 1), Addend(cell, 1, units)]
+
+    def finish(totals: Totals) -> jax.Array:
+        count, sums = (Limbs(*(limb[0] for limb in total)) for total in totals)
+        counted = _limbs.multiply(_limbs.constant(weight), count)
+        if from_ends:
+            counted, sums = _limbs.subtract(counted, sums), _limbs.add(counted, sums)
+        return coarse(Limbs(*map(jnp.append, counted, sums)), bits)
+
+    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        half = Fraction(weight, 2**bits)
+        if from_ends and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return coarse_reach(Fraction(2 * weight), dims=2, bits=bits, norm=norm)
+        if from_ends:  # One of the sums grows by as much as the other one falls.
+            return norm_up([Fraction(math.ceil(2 * half))] * 2, norm)
+        if relation is NeighboringRelation.REPLACE_ONE:  # The count does not change.
+            return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
+        return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
+
+    return IntegerQuery(
+        addends=addends,
+        finish=finish,
+        shape=(1 + dims,),
+        reach=reach,
+        unit=math.ldexp(1.0, exponent + bits),
+        rounding=1.0,
+    )
 
 
 def fine_exponent(largest: float) -> int:

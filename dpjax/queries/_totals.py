@@ -78,8 +78,7 @@ def in_groups(addend: Addend, group: jax.Array, groups: int) -> Addend:
     """
     if (cells := groups * addend.cells) > LARGEST:
         raise ValueError(
-            f"keys must make at most {LARGEST} cells in all groups, got {groups} groups of"
-            f" {addend.cells} cells"
+            f"keys must make at most {LARGEST} cells, got {groups} groups of {addend.cells} cells"
         )
     inside = (group >= 0) & (addend.cell >= 0)
     cell = jnp.where(inside, group * np.int32(addend.cells) + addend.cell, -1)

@@ -18,9 +18,8 @@ from dpjax._core._columns import Numbers, Texts
 from dpjax._core._frames import columns
 from dpjax._core._records import PaddedRecords, exact_records
 from dpjax._core._types import Database
-from dpjax.queries._groups import _columns as columns_of
-from dpjax.queries._groups import _keys_of as keys_of
-from dpjax.queries._groups import exact_numbers, integer_keys
+from dpjax.queries._groups import columns_of, exact_numbers, integer_keys, keys_of, without
+from dpjax.queries._padded_records import check_capacity
 from dpjax.targets._clamping import comparable
 
 _MOST_ROWS = 2**20
@@ -214,8 +213,7 @@ def checked_truncation(
     if groups is not None and (not isinstance(groups, Mapping) or not groups):
         raise TypeError(
             "groups must map columns to the number of groups in which a person counts, as "
-            '{"ward": 3}, got'
-            f" {_checks.shown(groups)}"
+            f'{{"ward": 3}}, got {_checks.shown(groups)}'
         )
     most = {
         column: _checks.integer(f"groups[{column!r}]", number, least=1, most=_MOST_ROWS)
@@ -288,17 +286,13 @@ def padded_people(
         [True, True, False]
     """
     truncation = checked_truncation(person, rows, None, order)
-    capacity = _checks.integer("capacity", capacity, least=1)
+    capacity = check_capacity(capacity, 0)
     found = columns("database", database)
     exact, n = exact_records("database", found)
     kept, cells = truncation.kept(exact, jnp.ones(n, bool))
     kept, rank, who = (np.asarray(x) for x in (kept, cells.rank(kept), cells.codes[0]))
     _, first, place = np.unique(who[kept], return_index=True, return_inverse=True)
-    if len(first) > capacity:
-        raise ValueError(
-            f"capacity must be enough for every database, got capacity={capacity} for "
-            f"{len(first)} people"
-        )
+    check_capacity(capacity, len(first), "people")
     place = np.argsort(np.argsort(first))[place.ravel()]
     rank = rank[kept]
 
@@ -309,18 +303,6 @@ def padded_people(
         return slots
 
     there = spread(np.ones(n, bool))
-    return PaddedRecords(
-        {ROWS: jax.tree.map(spread, _others(found, person)), THERE: there},
-        jnp.asarray(there[:, 0]),
-    )
-
-
-def _others(found: Database, person: Name) -> Database:
-    """Returns all columns except the ids of people.
-
-    A single other column is returned as an array.
-    """
-    rest = {name: x for name, x in columns_of(found).items() if name != person}
-    if isinstance(found, np.ndarray) and len(rest) > 1:
-        return np.stack([*rest.values()], axis=-1)
-    return next(iter(rest.values())) if len(rest) == 1 else rest
+    others = without(found, person) if len(columns_of(found)) > 1 else {}
+    found_rows = jax.tree.map(spread, others)
+    return PaddedRecords({ROWS: found_rows, THERE: there}, jnp.asarray(there[:, 0]))

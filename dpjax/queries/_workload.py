@@ -23,7 +23,7 @@ from dpjax.queries._counts import (
     query_of_tables,
     sizes_of_attributes,
 )
-from dpjax.queries._query import IntegerQuery, Query, Reach
+from dpjax.queries._query import IntegerQuery, Query
 from dpjax.queries._totals import Addend, Totals, saturated
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
@@ -128,7 +128,7 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
     """
     entries = _integer_matrix(matrix)
     queries, cells = entries.shape
-    table = histogram_query(cells)
+    table, data = histogram_query(cells), entries.tobytes()
 
     def finish(totals: Totals) -> jax.Array:
         products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), totals[0])
@@ -137,11 +137,13 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
     def answers(table: jax.Array) -> jax.Array:
         return jnp.asarray(entries, table.dtype) @ table
 
+    # The cache of `_largest_move` is not stored in the query, because a query that contains a cache
+    # would be traced again at each release.
     integers = IntegerQuery(
         addends=table._integers.addends,
         finish=finish,
         shape=(queries,),
-        reach=_reach_of_columns(entries),
+        reach=lambda norm, relation: _largest_move(data, queries, norm, relation),
         one_way=bool(np.all(entries >= 0)),
     )
     return Workload(integers, (cells,), answers, lambda: table)
@@ -218,8 +220,7 @@ def _attributes(marginal: Sequence[str], sizes: Mapping[str, int]) -> tuple[str,
     names = tuple(marginal)
     if isinstance(marginal, str) or not names or len({*names} & {*sizes}) < len(names):
         raise ValueError(
-            f"marginals must be distinct attributes among {tuple(sizes)}, got"
-            f" {_checks.shown(marginal)}"
+            f"marginals must be distinct names of {tuple(sizes)}, got {_checks.shown(marginal)}"
         )
     return names
 
@@ -271,17 +272,6 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
     entries = array.astype(np.int32)
     entries.setflags(write=False)  # Read-only, so that programs that contain it can be cached.
     return entries
-
-
-def _reach_of_columns(entries: np.ndarray) -> Reach:
-    rows, data = len(entries), entries.tobytes()
-
-    # The cache is not stored in the query, because a query that contains a cache would be traced
-    # again at each release.
-    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        return _largest_move(data, rows, norm, relation)
-
-    return reach
 
 
 @functools.lru_cache(16)

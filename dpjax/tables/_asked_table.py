@@ -22,7 +22,6 @@ from dpjax._files._ledger_file import BudgetExceededError
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
-from dpjax.queries._bernstein import moments_query, sums_of_moments
 from dpjax.queries._counts import histogram_query
 from dpjax.queries._group_keys import WithCounts, group_keys, integers_of
 from dpjax.queries._moments import (
@@ -31,7 +30,7 @@ from dpjax.queries._moments import (
 from dpjax.queries._people import PerPerson
 from dpjax.queries._private_release import Terms
 from dpjax.queries._query import IntegerQuery
-from dpjax.queries._second_moments import Moments
+from dpjax.queries._second_moments import Moments, moments_query, sums_of_moments
 from dpjax.random._keys import secure_key
 from dpjax.random._release import resized
 from dpjax.release._privatize import privatize

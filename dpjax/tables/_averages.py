@@ -11,11 +11,11 @@ import numpy as np
 from dpjax._core._labels import Axis
 from dpjax._core._types import Key
 from dpjax._core._values import Release
-from dpjax.queries._bernstein import sizes_differ
-from dpjax.queries._moments import _centered_sums, private_mean, private_variance
+from dpjax.queries._moments import private_mean, private_variance
 from dpjax.queries._people import PerPerson
 from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
-from dpjax.queries._sums import sum_query
+from dpjax.queries._second_moments import sizes_differ
+from dpjax.queries._sums import centered_sums, sum_query
 from dpjax.tables._bounds import Bounds, bounds_of
 from dpjax.tables._counts import CountsOfTable
 from dpjax.tables._float64 import (
@@ -142,7 +142,7 @@ class AveragesOfTable(CountsOfTable):
         def ask(low: float, high: float, cost: Cost) -> Asked:
             asked = self._asked("mean", [column], about=(low, high), **rows)
             from_ends = sizes_differ(self.relation, asked.by)
-            query = _centered_sums(low, high, self.most_rows, 1, from_ends)
+            query = centered_sums(low, high, self.most_rows, 1, from_ends)
             terms = self._terms(asked, cost, query)
             how = {**terms, "lower": low, "upper": high, "missing": self._missing}
             database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))

@@ -17,10 +17,10 @@ from dpjax._core._values import Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._noise_intervals import as_floats
-from dpjax.queries._bernstein import combinations_of
 from dpjax.queries._private_quantiles import _estimates
 from dpjax.queries._query import Query
 from dpjax.queries._rank_search import Ranks
+from dpjax.queries._second_moments import combinations_of
 from dpjax.release._privatize import privatize
 from dpjax.targets._clamping import middle_and_half
 

@@ -23,8 +23,7 @@ from dpjax._core._values import Release
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._adaptive import PrivacyFilter
 from dpjax.accounting._composition import compose
-from dpjax.queries._aim import Plan, aim, check_budget, plan_of
-from dpjax.queries._graphical_model import Columns, Estimator
+from dpjax.queries._aim import Columns, Estimator, Plan, aim, check_budget, plan_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.tables._bounds import Bounds
 from dpjax.tables._cells import (

@@ -48,8 +48,11 @@ def test_people_stand_in_the_order_of_their_first_rows_and_have_an_order_of_thei
     assert found.records["rows"].tolist() == [[1], [1], [0]]
     assert found.present.tolist() == [True, True, False]
     array = np.array([[7.0, 1.0, 2.0], [7.0, 3.0, 4.0]])
-    found = queries.padded_people(array, person=0, rows=2, capacity=1)
-    assert found.records["rows"].tolist() == [[[1, 2], [3, 4]]]
+    for given in (array, jax.numpy.asarray(array)):
+        found = queries.padded_people(given, person=0, rows=2, capacity=1)
+        assert found.records["rows"].tolist() == [[[1, 2], [3, 4]]]
+    alone = queries.padded_people({"id": array[:, 0]}, person="id", rows=2, capacity=1)
+    assert alone.records["rows"] == {}
     with pytest.raises(
         ValueError, match="capacity must be enough for every database, got capacity=2 for 3"
     ):

@@ -11,8 +11,8 @@ import pytest
 import dpjax
 from dpjax import queries
 from dpjax.queries import _group_keys, _k_means
-from dpjax.queries._moments import _centered_sums
 from dpjax.queries._people import integers_by
+from dpjax.queries._sums import centered_sums
 from dpjax.queries._truncation import Truncation
 from dpjax.tables import _asked_table, _counts, _relations
 from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
@@ -210,7 +210,7 @@ def of_sums(table, by):
 
 def of_averages(table, by):
     asked = table._asked("mean", ["x"], by=by, per_person="sum")
-    query = integers_by(_centered_sums(-3, 8, SLOTS, 1), asked.by)
+    query = integers_by(centered_sums(-3, 8, SLOTS, 1), asked.by)
     return query(asked.database(table._leaf(asked, "x"))), query
 
 

@@ -10,13 +10,18 @@ import dpjax
 from dpjax.accounting import PrivacyFilter, compose_at
 from dpjax.accounting._concentrated import largest_rho
 from dpjax.queries import _aim
-from dpjax.queries._aim import Plan, aim, check_budget, gaussian_at, plan_of, selection_at
-from dpjax.queries._graphical_model import (
+from dpjax.queries._aim import (
     Estimator,
     Measurement,
+    Plan,
+    aim,
     cells_of_model,
+    check_budget,
+    gaussian_at,
     independent,
     model_of,
+    plan_of,
+    selection_at,
     total_of,
 )
 

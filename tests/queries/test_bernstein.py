@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.queries._bernstein import (
+from dpjax.queries._people import integers_by
+from dpjax.queries._private_release import _laplace_sum, _laplace_sum_of_many
+from dpjax.queries._second_moments import (
+    CENTER,
     _shares,
+    as_cube,
     bernstein_query,
     combinations_of,
     moments_of,
@@ -18,9 +22,6 @@ from dpjax.queries._bernstein import (
     sizes_differ,
     sums_of_moments,
 )
-from dpjax.queries._people import integers_by
-from dpjax.queries._private_release import _laplace_sum, _laplace_sum_of_many
-from dpjax.queries._second_moments import CENTER, as_cube
 
 REPLACE, ADD = dpjax.NeighboringRelation
 ORDS = {"l1": 1, "l2": 2, "linf": np.inf}

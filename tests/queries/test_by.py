@@ -465,9 +465,9 @@ def test_a_mean_by_group_counts_its_group_in_private(relation):
 
 
 def _centered():
-    from dpjax.queries._moments import _centered_sums
+    from dpjax.queries._sums import centered_sums
 
-    return _centered_sums(0.0, 8.0, 100, 1)
+    return centered_sums(0.0, 8.0, 100, 1)
 
 
 def test_two_columns_of_groups_make_two_axes():

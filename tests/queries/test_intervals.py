@@ -17,8 +17,8 @@ import scipy
 
 import dpjax
 from dpjax import queries
-from dpjax.queries._bernstein import combinations_of
 from dpjax.queries._private_release import _covariances, _laplace_sum, _ratio, _whitened
+from dpjax.queries._second_moments import combinations_of
 
 DRAWS, CONFIDENCE, FALSE_ALARM = 1500, 0.9, 1e-7
 MOST_MISSES = scipy.stats.binom.isf(FALSE_ALARM, DRAWS, 1 - CONFIDENCE)

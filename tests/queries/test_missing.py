@@ -10,11 +10,11 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, queries
+from dpjax.queries._groups import of_complete
 from dpjax.queries._linear_regression import _line_query
-from dpjax.queries._missing import complete, may_miss, of_complete
-from dpjax.queries._moments import _centered_sums
-from dpjax.queries._padded_records import present_records
+from dpjax.queries._padded_records import complete, may_miss, present_records
 from dpjax.queries._second_moments import second_moments_query
+from dpjax.queries._sums import centered_sums
 from tables import for_each
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -146,7 +146,7 @@ DOMAIN = np.float32([np.nan, -1, 0, 0.5, 2, np.inf, -np.inf])
 SMALL = {
     "sum": queries.sum_query(lower=0.5, upper=2, capacity=4)._integers,
     "wide sum": queries.sum_query(lower=-1, upper=2, capacity=4)._integers,
-    "mean": of_complete(_centered_sums(-1.0, 2.0, 4, 1)),
+    "mean": of_complete(centered_sums(-1.0, 2.0, 4, 1)),
     "variance": of_complete(second_moments_query(lambda x: x[:, None] / 2, dims=1, capacity=4)),
     "line": of_complete(
         _line_query(lambda x: (x[:, None] / 2, x[:, None] / 4 + 0.5), dims=1, capacity=4)

@@ -290,7 +290,7 @@ DAYS_AS_TEXTS = {"id": np.arange(2), "day": np.array(["a", "b"])}
 REFUSED = {
     "by person twice": (
         lambda: PEOPLE(PEOPLE(COUNT, rows=1), rows=1),
-        "must be about rows, got a query with one record per p",
+        "and not the result of by_person",
     ),
     "by group of people": (
         lambda: queries.by(PEOPLE(COUNT, rows=1), **BY_WARD),

@@ -92,6 +92,16 @@ def test_no_record_is_in_two_segments_of_one_depth():
     assert mechanism._log_prob_of_edges(jnp.sort(backwards), below) > -20
 
 
+def test_no_record_is_in_more_searches_than_share_epsilon():
+    for count in range(1, 40):
+        probabilities = tuple(Fraction(i, count + 1) for i in range(1, count + 1))
+        mechanism = search(probabilities=probabilities, epsilon=1.0)
+        nodes = mechanism.nodes
+        searches = [sum(x.left <= gap < x.right for x in nodes) for gap in range(count + 1)]
+        of_search = 1 - float(mechanism.measurement.epsilon)
+        assert max(searches) * float(mechanism.selection(nodes[-1]).epsilon) <= of_search + 1e-6
+
+
 def test_a_large_table_is_searched_for_the_quantile_that_was_asked_for():
     """With room for 5 10^8 rows, .9 was rounded to 1, since scores had to fit into int32."""
     mechanism = search(probabilities=(Fraction(9, 10),), capacity=2**29)

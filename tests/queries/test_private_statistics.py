@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.queries import _k_means, _linear_regression, _moments
+from dpjax.queries import _k_means, _linear_regression, _moments, _sums
 from dpjax.queries._second_moments import (
     averages,
     in_ball,
@@ -167,9 +167,9 @@ def test_totals_of_any_number_of_records_fit(capacity):
     assert query.sensitivity("l2").value <= 2**18
     assert capacity > 2**22 or radius_bits_for(capacity) == 20
     for half in (1e-3, 1.0, 7.7):
-        query = _moments._centered_sums(-half, half, capacity, 1)
+        query = _sums.centered_sums(-half, half, capacity, 1)
         assert half * capacity <= 2**30 * query.unit
-        query = _moments._centered_sums(-half, half, capacity, 1, from_ends=True)
+        query = _sums.centered_sums(-half, half, capacity, 1, from_ends=True)
         assert 2 * half * capacity <= 2**30 * query.unit
 
 
@@ -224,7 +224,7 @@ def test_no_record_moves_what_gets_noise_further(triangles, norm):
 @pytest.mark.parametrize(("coordinates", "from_ends"), [(1, False), (3, False), (1, True)])
 def test_no_record_moves_count_and_sums_further(coordinates, from_ends):
     low, high = -2.0, 5.0
-    query = _moments._centered_sums(low, high, 3, coordinates, from_ends)
+    query = _sums.centered_sums(low, high, 3, coordinates, from_ends)
     records = np.random.default_rng(0).choice(
         np.float32([low, high, 1.5, np.nan, 1e38, -np.inf]), (300, coordinates)
     )
@@ -304,7 +304,7 @@ def test_averages_are_as_near_as_they_say(relation):
     """Of 400 averages 40 may be further away; 4 deviations are 24."""
     n, epsilon, beta = 500, 0.2, 0.1
     database = padded_if(relation, np.linspace(0, 1, n, dtype="float32"), capacity=500)
-    query = _moments._centered_sums(0.0, 1.0, 500, 1)
+    query = _sums.centered_sums(0.0, 1.0, 500, 1)
     mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon)
     keys = jax.random.split(dpjax.random.seeded_key(3), 400)
     totals = query(database)

@@ -20,7 +20,6 @@ import pytest
 from dpjax import NeighboringRelation, queries
 from dpjax._tracing._walks import primitives
 from dpjax.queries import (
-    _bernstein,
     _k_means,
     _linear_regression,
     _moments,
@@ -189,7 +188,7 @@ SLOW = ["sums", "mean", "variance", "line", "ranks"]
 @pytest.fixture(params=[*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def total(request, monkeypatch):
     """What makes a sum of integers of records of 8 coordinates, before it is rounded."""
-    for module in (_sums, _moments, _second_moments, _bernstein, _k_means):
+    for module in (_sums, _second_moments, _k_means):
         monkeypatch.setattr(module, "coarse", lambda total, bits: total.low)
     some, between = jnp.ones((4, 8)), {"lower": -0.3, "upper": 1.7}
     ball, _, _ = _moments.public_ball(0.3, 1.7, 8)
@@ -225,7 +224,7 @@ def total(request, monkeypatch):
         return query.of_present
 
     def polynomials():
-        query = _bernstein.bernstein_query(
+        query = _second_moments.bernstein_query(
             lambda r: (r[:, 1:3] / 1.3, r[:, :1] / 0.7),
             degrees=(2, 2, 1),
             capacity=5003,
@@ -235,7 +234,7 @@ def total(request, monkeypatch):
 
     return {
         "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8)._integers.of_present,
-        "mean": lambda: _moments._centered_sums(-0.3, 1.7, 5003, 8).of_present,
+        "mean": lambda: _sums.centered_sums(-0.3, 1.7, 5003, 8).of_present,
         "variance": variance,
         "ball": lambda: moments(ball, 8),
         "line": line,

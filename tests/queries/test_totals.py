@@ -13,9 +13,9 @@ from dpjax.queries import _totals
 from dpjax.queries._groups import groups as groups_of_keys
 from dpjax.queries._groups import integers_by_group
 from dpjax.queries._linear_regression import _line_query
-from dpjax.queries._moments import _centered_sums
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._second_moments import second_moments_query
+from dpjax.queries._sums import centered_sums
 from dpjax.queries._totals import Addend, added, cells_of_present, gram, totals_of
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -86,7 +86,7 @@ PLAIN = {
     "clipped": queries.histogram_query(3, outliers="clip"),
     "sum": queries.sum_query(lower=-1, upper=2.5, capacity=N),
     "matrix": queries.linear_workload(MATRIX),
-    "mean": _centered_sums(-1.0, 2.5, N, 1),
+    "mean": centered_sums(-1.0, 2.5, N, 1),
     "variance": second_moments_query(lambda x: x[:, None] / 3, dims=1, capacity=N),
 }
 VECTORS = {
@@ -197,7 +197,7 @@ def test_totals_go_beyond_the_records_of_32_bits(name):
 def test_a_thousand_groups_form_no_table_of_groups_and_records():
     """The largest array of the program has as many numbers as records, or cells."""
     n, groups = 5000, 1000
-    query = integers_by_group(_centered_sums(0.0, 1.0, n, 1), groups_of_keys("g", range(groups)))
+    query = integers_by_group(centered_sums(0.0, 1.0, n, 1), groups_of_keys("g", range(groups)))
     shapes = {"g": jax.ShapeDtypeStruct((n,), "int32"), "x": jax.ShapeDtypeStruct((n,), "float32")}
     program = jax.make_jaxpr(query)(shapes).jaxpr
     assert max(var.aval.size for step in equations(program) for var in step.outvars) < 20 * n
