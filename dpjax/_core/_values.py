@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
+from dpjax._core._bounds import RecordBounds
 from dpjax._core._guarantee import (
     RECORD,
     Guarantee,
@@ -16,7 +17,6 @@ from dpjax._core._guarantee import (
     per_unit,
     shown_number,
 )
-from dpjax._core._proof import Proof, RecordBounds
 from dpjax._core._pytree import TreeSpec, down, frozen_pytree, static, up
 from dpjax._core._release import Release
 from dpjax._core._types import Database, Key, PyTree, Scalar, Value
@@ -83,6 +83,45 @@ class OperatingPoint:
             f"m={self.m}, k={self.k}, gamma={shown_number(self.gamma)}{rho}"
             f" ({self.method}, {describe_confidence(self.confidence)})"
         )
+
+
+@dataclasses.dataclass(eq=False)
+class Proof:
+    """The steps of a proof, as text.
+
+    All proofs compare as equal, so that JAX's caches ignore them.
+
+    Attributes:
+        steps: one line of text for each step.
+        losses: a function that measures how much each step loosens the bound. It returns the lines
+            with these factors. After its first call, this is None.
+        summary: a text that `repr` shows, too; "" if there is none. For a proved sensitivity, it
+            compares the bound with the distance of the results on two concrete databases. For a
+            sampled sensitivity, it states which bound can be proved.
+    """
+
+    steps: tuple[str, ...]
+    losses: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None
+    summary: str = ""
+
+    def explained(self) -> str:
+        """Returns the steps as text, with the factor by which each step loosens the bound.
+
+        The first call measures these factors, and stores the result.
+        """
+        if self.losses is not None:
+            self.steps, self.losses = self.losses(self.steps), None
+        return "\n".join((*self.steps, self.summary) if self.summary else self.steps)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Drops `losses`, because the program in it cannot be pickled."""
+        return {"steps": self.steps, "losses": None, "summary": self.summary}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Proof)
+
+    def __hash__(self) -> int:
+        return hash(Proof)
 
 
 @frozen_pytree

@@ -1,9 +1,11 @@
-"""Helpers for code inside `jax.shard_map`: the mesh axes over which arrays vary, and checks."""
+"""Helpers for code inside `jax.shard_map`: mesh axes, checks, and operations on known numbers."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from typing import TypeAlias
 
 import jax
+import jax.core
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
@@ -83,6 +85,18 @@ def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
             return automatic(*arguments)
 
     return placed
+
+
+@contextlib.contextmanager
+def computing_now() -> Generator[None]:
+    """A context in which JAX executes operations on known numbers instead of tracing them.
+
+    `jax.ensure_compile_time_eval` alone is not enough: inside an eager `shard_map`, the result of
+    any operation would be an array of shards. No operation in the context may have a traced
+    operand.
+    """
+    with jax.ensure_compile_time_eval(), jax.core.eval_context():
+        yield
 
 
 def shard_count(axes: Axes) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._proof import Ball
+from dpjax._core._bounds import Ball
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Norm, Target
 from dpjax._exact._numerics import compute_dtype, is_float

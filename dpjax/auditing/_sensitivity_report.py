@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from dpjax._core import _checks
-from dpjax._core._proof import Ball, RecordBounds
+from dpjax._core._bounds import Ball, RecordBounds
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair

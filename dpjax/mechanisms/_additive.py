@@ -12,11 +12,11 @@ import scipy
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._computing_now import computing_now
 from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import bisect, compute_dtype, outward
+from dpjax._tracing._shards import computing_now
 from dpjax.mechanisms._gaussian_multipliers import (
     HAVE_MARGINS,
     analytic_multiplier,

@@ -10,12 +10,12 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._computing_now import computing_now
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Oracle, Scalar, Sensitivity
 from dpjax._tracing._lanes import program_of_a_number
 from dpjax._tracing._programs import Program, kept_jit
+from dpjax._tracing._shards import computing_now
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._start import begin
 from dpjax.random._keys import check_key, sampling_key

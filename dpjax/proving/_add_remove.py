@@ -18,7 +18,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from dpjax._core._proof import PaddedRecordBounds
+from dpjax._core._bounds import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_programs import kind_of, value_of

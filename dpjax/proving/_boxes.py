@@ -19,7 +19,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from dpjax._core._proof import Ball, Bound, Categories, Interval, PaddedRecordBounds, RecordBounds
+from dpjax._core._bounds import Ball, Bound, Categories, Interval, PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database
 from dpjax._tracing._programs import Program
 from dpjax.proving import _rounding as rounding

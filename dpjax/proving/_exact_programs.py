@@ -12,7 +12,7 @@ import jax.extend.core as jex
 import numpy as np
 from jax import lax
 
-from dpjax._core._proof import PaddedRecordBounds, RecordBounds
+from dpjax._core._bounds import PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._host_calls import in_own_operations

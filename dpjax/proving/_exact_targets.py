@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from dpjax._core._proof import RecordBounds
+from dpjax._core._bounds import RecordBounds
 from dpjax._core._types import Database
 from dpjax._core._values import Target
 from dpjax._tracing._walks import Equation, called

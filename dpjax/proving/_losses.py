@@ -16,9 +16,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core._computing_now import computing_now
-from dpjax._core._proof import Ball, Bound, Categories, RecordBounds
+from dpjax._core._bounds import Ball, Bound, Categories, RecordBounds
 from dpjax._core._types import Database
+from dpjax._tracing._shards import computing_now
 from dpjax._tracing._walks import Equation, bind, called, live, parts, run
 from dpjax.proving._operations import operation_of
 from dpjax.proving._rows import norm_of

@@ -21,22 +21,30 @@ import jax.extend.core as jex
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._guarantee import shown_number
-from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._proof import (
+from dpjax._core._bounds import (
     Ball,
     Bound,
     Categories,
     Interval,
     PaddedRecordBounds,
-    Proof,
     RecordBounds,
+    padded_record_bounds,
+    record_bounds,
+    record_specs,
 )
+from dpjax._core._guarantee import shown_number
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._record_bounds import padded_record_bounds, record_bounds, record_specs
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree
-from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Norm, Sensitivity, Target
+from dpjax._core._values import (
+    KnowsSensitivity,
+    NeighboringRelation,
+    Norm,
+    Proof,
+    Sensitivity,
+    Target,
+)
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program, check_concrete
 from dpjax._tracing._walks import JITS, aval, equations

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core._record_bounds import LARGEST
+from dpjax._core._bounds import LARGEST
 
 # Bounds on the relative error in units of u: for sums and products, and for quotients and square
 # roots. A device that follows IEEE 754 is within one u. XLA documents no bound, so these numbers

@@ -17,13 +17,13 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
-from dpjax._core._computing_now import computing_now
 from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Key, TreeDef, Value
 from dpjax._core._values import Guarantee, Mechanism, Sensitivity
 from dpjax._exact._kernels import written
 from dpjax._tracing._programs import Program, QuickJit, evaluate_alone
+from dpjax._tracing._shards import computing_now
 from dpjax.random._keys import key_for_each
 from dpjax.release._transaction import guarantee_under
 

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
-from dpjax._core._computing_now import computing_now
 from dpjax._core._guarantee import SampledEvent
 from dpjax._core._losses import PairLoss, kind_of_losses
 from dpjax._core._open_ledgers import Drawing
@@ -30,6 +29,7 @@ from dpjax._core._values import (
     norm_name,
 )
 from dpjax._exact._numerics import is_float, outward
+from dpjax._tracing._shards import computing_now
 from dpjax.random._keys import check_key
 from dpjax.release._draw import draw_of
 from dpjax.release._transaction import pay_and_draw

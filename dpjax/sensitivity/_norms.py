@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._computing_now import computing_now
 from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype, extremum, is_float
 from dpjax._tracing._programs import Program, Unchanging
+from dpjax._tracing._shards import computing_now
 
 
 def flat(tree: Value) -> jax.Array:

@@ -12,7 +12,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import dpjax
-from dpjax._core._computing_now import computing_now
+from dpjax._tracing._shards import computing_now
 from dpjax.mechanisms import additive
 from dpjax.queries import top_k
 from dpjax.random import LAPLACE

@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 
 import dpjax
-from dpjax._core._proof import Interval, RecordBounds
+from dpjax._core._bounds import Interval, RecordBounds
 from dpjax._tracing._programs import Program
 from dpjax.proving import NoProofError
 from dpjax.proving import _rounding as rounding

@@ -64,7 +64,7 @@ INTERVALS = (-2.0, 3.0), (0.0, 1.0), (0.5, 2.0), (-3.0, -1.0), (-1.0, 0.0)
 
 @pytest.mark.parametrize("bound", [*INTERVALS, Ball(1.5), Categories((1.0, 4.0, -2.0))])
 def test_clamps_keep_their_promise(bound):
-    from dpjax._core._proof import Interval
+    from dpjax._core._bounds import Interval
 
     bound = Interval(*bound) if isinstance(bound, tuple) else bound
     strange = [np.nan, np.inf, -np.inf, 1e-40, -1e-40, -0.0, 3e38, -3e38, 1.0, 4.0, 2.0]
