@@ -75,6 +75,8 @@ Intervals: TypeAlias = Callable[[Value, PyTree, dict[str, Any], float, bool], En
 all intervals together. Returns the ends of the intervals."""
 
 _INTERVALS: dict[str, Intervals] = {}
+CONFIDENCE = 0.95
+"""The confidence of the intervals that releases print, and of those in their tables and files."""
 
 
 def intervals_of(kind: str) -> Callable[[Intervals], Intervals]:
@@ -130,6 +132,14 @@ def interval(
         measured = {**measured, "n": np.broadcast_to(known, groups)}
     ends = _INTERVALS[accuracy.kind](value, measured, facts, confidence, simultaneous)
     return jax.tree.map(np.float64, ends[0]), jax.tree.map(np.float64, ends[1])
+
+
+def known_interval(value: Value, accuracy: Accuracy) -> Ends | None:
+    """Returns the intervals with the usual confidence; None if no interval is known."""
+    try:
+        return interval(value, accuracy, CONFIDENCE, simultaneous=False)
+    except ValueError:
+        return None
 
 
 def estimate(value: Value, accuracy: Accuracy) -> PyTree:

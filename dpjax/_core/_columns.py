@@ -385,12 +385,8 @@ def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
 
     Shorter strings are padded with 0.
     """
-    texts = list(texts)
-    codes = np.zeros((len(texts), width), np.uint8)
-    for row, text in zip(codes, texts, strict=True):
-        letters = letters_of(text)[:width]
-        row[: len(letters)] = letters
-    return codes
+    rows = [[*letters_of(text)[:width], *[0] * width][:width] for text in texts]
+    return np.array(rows, np.uint8).reshape(-1, width)
 
 
 def letters_of(text: object) -> list[int]:

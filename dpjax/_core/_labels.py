@@ -2,21 +2,20 @@
 
 import dataclasses
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import Accuracy, Ends, estimate, interval
+from dpjax._core._accuracy import Accuracy, Ends, estimate, known_interval
 from dpjax._core._moments import Moments
 from dpjax._core._types import PyTree, Value
 
 Axis: TypeAlias = tuple[str, tuple[Any, ...]]
 """The name of an axis, and a string or number for each index along this axis."""
 
-_CONFIDENCE = 0.95
 _MOST_ROWS = 60  # The largest number of rows in an HTML table.
 _NUMBERS = ("value", "low", "high")
 # In a statistic's name, the text after these words is the range that its release has found.
@@ -92,8 +91,11 @@ def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dic
             for rank, key in enumerate(keys, 1)
         ]
     named, _ = jax.tree_util.tree_flatten_with_path(_numbers(value, accuracy))
+    # If no interval is known for this release, its rows have no entries "low" and "high".
+    sides = map(jax.tree.leaves, known_interval(value, accuracy) or ())
+    each = list(zip(*sides, strict=True)) or [()] * len(named)
     found: list[dict[str, Any]] = []
-    for (path, leaf), ends in zip(named, _ends(value, accuracy, len(named)), strict=True):
+    for (path, leaf), ends in zip(named, each, strict=True):
         part = jax.tree_util.keystr(path, simple=True, separator=".")
         found += _rows_of_array(part, np.asarray(leaf), ends, labels or Labels(""))
     return found
@@ -116,18 +118,8 @@ def _numbers(value: Value, accuracy: Accuracy) -> PyTree:
     return jax.tree.map(lambda x, y: y if y.dtype.kind in "iub" else x, found, exact)
 
 
-def _ends(value: Value, accuracy: Accuracy, arrays: int) -> list[Ends | None]:
-    """Returns the ends of the intervals of each array; None if no interval is known."""
-    try:
-        low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    # No interval is known for this release, so its rows have no entries "low" and "high".
-    except ValueError:
-        return [None] * arrays
-    return list(zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True))
-
-
 def _rows_of_array(
-    part: str, numbers: np.ndarray, ends: Ends | None, labels: Labels
+    part: str, numbers: np.ndarray, ends: Ends | tuple[()], labels: Labels
 ) -> Iterator[dict[str, Any]]:
     axes = labels.axes_of(part, numbers.ndim)
     for place in np.ndindex(numbers.shape):
@@ -136,7 +128,7 @@ def _rows_of_array(
             for i, (axis, at) in enumerate(zip(axes, place, strict=True))
         }
         named = {"part": part} if part else {}
-        sides = zip(("low", "high"), ends or (), strict=False)
+        sides = zip(("low", "high"), ends, strict=False)
         found = {"value": numbers[place].item(), **{side: float(end[place]) for side, end in sides}}
         if labels.moments:
             exact = Moments(labels.moments).exact
@@ -190,20 +182,3 @@ def html_of(
 
 def _cell(entry: Any) -> str:
     return html.escape(f"{entry:.6g}" if isinstance(entry, float) else str(entry))
-
-
-_DRAWN_BY: list[Callable[..., Any]] = []
-
-
-def draws_releases(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers the function that plots a release.
-
-    `_core` must not import the plotting module. So the plotting module registers its function here.
-    """
-    _DRAWN_BY.append(function)
-    return function
-
-
-def drawn(release: Any, **settings: Any) -> Any:
-    """Plots a release, and returns the matplotlib axes."""
-    return _DRAWN_BY[-1](release, **settings)

@@ -12,7 +12,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import UNKNOWN, Accuracy, Ends, estimate, interval, is_kind
+from dpjax._core._accuracy import (
+    CONFIDENCE,
+    UNKNOWN,
+    Accuracy,
+    Ends,
+    estimate,
+    interval,
+    is_kind,
+    known_interval,
+)
 from dpjax._core._guarantee import (
     NUMBERS,
     RECORD,
@@ -21,7 +30,7 @@ from dpjax._core._guarantee import (
     SampledEvent,
     concrete,
 )
-from dpjax._core._labels import FOUND, Labels, drawn, frame_of, html_of, rows_of, titles_of
+from dpjax._core._labels import FOUND, Labels, frame_of, html_of, rows_of, titles_of
 from dpjax._core._moments import Moments
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._training_record import TrainingRecord, card_of
@@ -32,10 +41,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-_CONFIDENCE = 0.95
 # If a release has more numbers than this, printing does not simulate their intervals.
 _MOST_SIMULATED = 500
 _MOST_SHOWN = 6
+# Contains one function, which plots a release. `dpjax.plotting` adds this function, because `_core`
+# must not import `dpjax.plotting`.
+PLOT_OF_RELEASE: list[Callable[..., Any]] = []
 
 
 def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
@@ -45,19 +56,14 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
         return f"[{' '.join(labels.texts(np.ravel(value)[:_MOST_SHOWN]))}]"
     measured = jax.tree.leaves(accuracy.measured)
     simulated = bool(accuracy.facts.get("simulated"))
-    if (
-        accuracy.kind == ""
-        or _checks.any_traced(measured, value)
-        or (simulated and sum(np.size(leaf) for leaf in measured) > _MOST_SIMULATED)
-    ):
+    slow = simulated and sum(np.size(leaf) for leaf in measured) > _MOST_SIMULATED
+    if slow or _checks.any_traced(measured, value):
         return repr(value)
-    try:
-        low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:  # No interval is known for this value, so it is printed without one.
+    if (ends := known_interval(value, accuracy)) is None:
         return repr(value)
     centers = jax.tree.map(np.asarray, estimate(value, accuracy))
-    texts = jax.tree.map(_printer(labels), centers, low, high)
-    how = f"({_CONFIDENCE:.0%}{', simulated' if simulated else ''})"
+    texts = jax.tree.map(_printer(labels), centers, *ends)
+    how = f"({CONFIDENCE:.0%}{', simulated' if simulated else ''})"
     if jax.tree_util.all_leaves([value]):
         return f"{texts} {how}"
     paths, _ = jax.tree_util.tree_flatten_with_path(texts)
@@ -256,11 +262,8 @@ def _check_real(dtype: np.dtype) -> None:
 
 def _number_to_json(number: Any) -> Any:
     """Returns a number for JSON. NaN and infinities, which JSON does not have, become strings."""
-    if not isinstance(number, float):
-        return number
-    if math.isnan(number):
-        return "NaN"
-    return number if math.isfinite(number) else "Infinity" if number > 0 else "-Infinity"
+    is_finite = not isinstance(number, float) or math.isfinite(number)
+    return number if is_finite else json.dumps(number)
 
 
 def _number_from_json(stored: Any) -> Any:
@@ -276,12 +279,10 @@ def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:
 
     `Release.from_dict` ignores this entry, because dpjax can compute the interval again.
     """
-    try:
-        low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:
+    if (ends := known_interval(value, accuracy)) is None:
         return None
-    low, high = (tree_to_json(jax.tree.map(np.asarray, end)) for end in (low, high))
-    return {"confidence": _CONFIDENCE, "low": low, "high": high}
+    low, high = (tree_to_json(jax.tree.map(np.asarray, end)) for end in ends)
+    return {"confidence": CONFIDENCE, "low": low, "high": high}
 
 
 def _digest(parts: dict[str, Any]) -> str:
@@ -505,7 +506,7 @@ class Release:
             >>> counts.plot().get_ylabel()
             'value'
         """
-        return drawn(self, ax=ax)
+        return PLOT_OF_RELEASE[0](self, ax=ax)
 
     def _repr_html_(self) -> str:
         """Returns the HTML table that notebooks show."""

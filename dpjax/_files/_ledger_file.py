@@ -553,24 +553,15 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Generator[None]:
 # processes could remove the log while the child writes.
 
 _OPEN = weakref.WeakSet[LedgerFile]()
-
-
-class _Held(threading.local):
-    """The ledgers that the current thread has closed for a fork.
-
-    It is local to the thread, because another thread may fork at the same time.
-    """
-
-    def __init__(self) -> None:
-        self.files: list[LedgerFile] = []
-
-
-_HELD = _Held()
+# `_HELD.files` are the ledgers that the current thread has closed for a fork. They are local to the
+# thread, because another thread may fork at the same time.
+_HELD = threading.local()
 
 
 def _suspend() -> None:
     # All threads close the files in the same order, so that two threads that fork at the same time
     # do not deadlock.
+    _HELD.files = list[LedgerFile]()
     for file in sorted(_OPEN, key=id):
         file.suspend()
         _HELD.files.append(file)

@@ -162,13 +162,8 @@ def _of_array(array: Any) -> Iterator[bytes]:
         yield _encoded("key", str(jax.random.key_impl(array)))
         array = jax.random.key_data(array)
     host = np.asarray(array)
-    yield _of_kind(host.dtype, host.shape)
+    yield _encoded("array", host.dtype.name, host.shape)
     yield host.tobytes()
-
-
-@functools.lru_cache(maxsize=4096)
-def _of_kind(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    return _encoded("array", dtype.name, shape)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Generator, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -137,17 +136,12 @@ class Program:
         """A hash of operations, constants and configuration. Constants must not be tracers."""
         return digest(self.jaxpr, self.configuration)
 
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether the caller's arrays and JAX's configuration are the same as during tracing."""
-        return digest(self.traced, configuration()) == self.fingerprint
-
     def check_unchanged(self, name: str) -> None:
         """Raises an error if a constant, code on the host or JAX's configuration has changed."""
         for equation in equations(self.jaxpr.jaxpr):
             if call := _host_call(equation):
                 call.code.check_unchanged()
-        if not self.is_unchanged:
+        if digest(self.traced, configuration()) != self.fingerprint:
             raise ValueError(
                 f"{name} has changed since it was traced: either an array that it closes over, or"
                 " JAX's configuration (float64, random numbers, disable_jit). Undo the change, or"
@@ -379,21 +373,13 @@ class KeptJit(Generic[T]):
             return jax.jit(run, donate_argnums=donate)
 
         self._compiled = compiled
-        self._last: tuple[tuple[object, ...], Any] = (), None
 
     def _of(self, named: dict[str, Any]) -> Any:
         return self._compiled(tuple(map(named.pop, self._static)))
 
     def __call__(self, *arguments: Any, **named: Any) -> T:
         """Calls the compiled function."""
-        values = tuple(map(named.pop, self._static))
-        known, run = self._last
-        # If the static arguments are the same objects as in the previous call, they need not be
-        # hashed.
-        if run is None or not all(map(operator.is_, known, values)):
-            run = self._compiled(values)
-            self._last = values, run
-        return run(*arguments, **named)
+        return self._of(named)(*arguments, **named)
 
     def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(...).trace` does."""

@@ -26,7 +26,7 @@ from dpjax.mechanisms._start import begin, check_one_array
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._keys import check_key, key_for_each
 from dpjax.random._noise import LAPLACE, Lattice
-from dpjax.random._release import ComparisonNoise, first_above, lattice_noise, noisy_units
+from dpjax.random._release import ComparisonNoise, first_above, lattice_laplace, noisy_units
 from dpjax.release._draw import refuse_batch
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import guarantee_under, pay_and_draw
@@ -362,7 +362,7 @@ def above_threshold(
 def _start(mechanism: AboveThreshold, key: Key) -> SparseVectorState:
     first, rest = jax.random.split(key_for_each(key, mechanism.threshold))
     noise = mechanism._noise()
-    line = noisy_units(mechanism.threshold, lattice_noise(first, ()), noise.threshold)
+    line = noisy_units(mechanism.threshold, lattice_laplace(first, ()), noise.threshold)
     remaining = jnp.where(noise.is_usable, mechanism.positives, 0).astype(jnp.int32)
     return SparseVectorState(rest, line, remaining)
 
@@ -372,7 +372,7 @@ def _step(
     mechanism: AboveThreshold, state: SparseVectorState, query: jax.Array
 ) -> tuple[SparseVectorState, jax.Array]:
     now, later = jax.random.split(key_for_each(state.key, query))
-    noisy = noisy_units(query, lattice_noise(now, ()), mechanism._noise().numbers)
+    noisy = noisy_units(query, lattice_laplace(now, ()), mechanism._noise().numbers)
     above = ~_limbs.less(noisy, state.noisy_threshold) & (state.remaining > 0)
     remaining = state.remaining - above.astype(jnp.int32)
     return SparseVectorState(later, state.noisy_threshold, remaining), above

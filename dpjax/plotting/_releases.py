@@ -11,7 +11,8 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import estimate
-from dpjax._core._labels import Labels, draws_releases, names_of
+from dpjax._core._labels import Labels, names_of
+from dpjax._core._release import PLOT_OF_RELEASE
 from dpjax._core._values import Release
 from dpjax.mechanisms._bernstein import BernsteinPolynomial, approximate_bernstein
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
@@ -113,7 +114,6 @@ def noise(
     return ax
 
 
-@draws_releases
 def release_with_error(
     release: Release,
     truth: ArrayLike | None = None,
@@ -202,6 +202,9 @@ def release_with_error(
     unit = "s" if labels.moments == "durations" and not unit else unit
     ax.set(xlabel=_axis_of(release, len(values)), ylabel=with_unit(labels.statistic, unit))
     return legend_above(ax, columns=1)
+
+
+PLOT_OF_RELEASE.append(release_with_error)
 
 
 def _axis_of(release: Release, numbers: int) -> str:

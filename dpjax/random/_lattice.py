@@ -65,7 +65,8 @@ class AliasTable:
             12 bits are the alias, and the other bits are the bound.
 
     Formal guarantees:
-        Given a uniform word, outcome v has probability weights()[v] / 2^width exactly.
+        Given a uniform word, outcome v has probability w / 2^width exactly, where w is the number
+        of words that lead to v. `weights_of` in tests/certificates.py computes w.
     """
 
     limbs: np.ndarray
@@ -104,19 +105,6 @@ class AliasTable:
         drawn, bound = (x & _SLOT_LOW for x in (limb, stored))
         outcome = jnp.where(drawn < bound, slot, stored >> _SLOT_SHIFT).astype(jnp.int32)
         return outcome, (drawn ^ bound) >> np.uint32(unknown) == 0
-
-    def weights(self) -> list[int]:
-        """Returns the integer weight of each outcome, as the table represents it."""
-        capacity = 2 ** (self.width - SLOT_BITS)
-        weights = [0] * SLOTS
-        for slot in range(SLOTS):
-            stored = 0
-            for row in self.limbs:
-                stored = stored << 32 | int(row[slot])
-            alias, own = stored >> (self.width - SLOT_BITS), stored % capacity
-            weights[slot] += own
-            weights[alias] += capacity - own
-        return weights
 
 
 def alias_table(weights: list[int], limbs: int) -> AliasTable:

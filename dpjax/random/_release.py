@@ -5,10 +5,10 @@ sum of value and noise is converted to a float in the very last step, which is p
 Noise in floats is only for sweeps, which publish nothing.
 """
 
+import functools
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax._tracing._programs import QuickJit
 from dpjax.random._grid_fit import Calibration, GridFit, divided, is_usable, quotients
-from dpjax.random._lattice import LatticeNoise, lattice_laplace
+from dpjax.random._lattice import LatticeNoise
+from dpjax.random._lattice import lattice_laplace as lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
 # The scale of noise in floats is multiplied by this factor, which covers the rounding errors of a
@@ -38,6 +39,7 @@ _LEAST_PADDED, _MOST_PADDED = 2**6, 2**16
 # The bounds to which integer values and releases are clamped, by the size of the dtype in bytes.
 # The smallest integer of the dtype marks a failure, so no release may be equal to it.
 _INTEGER_BOUND = {4: 2**31 - 2, 8: 2**63 - 2}
+_Drawn = TypeVar("_Drawn", bound=LatticeNoise)
 
 
 def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noise) -> Value:
@@ -49,17 +51,18 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
 
     Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
-    leaves: list[jax.Array] = jax.tree.leaves(value)
-    starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
-    if noise.lattice is None:
+    lattice, leaves = noise.lattice, list[jax.Array](jax.tree.leaves(value))
+    if lattice is None:
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         pairs = zip(keys, leaves, strict=True)
         released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
     elif _checks.any_traced(key, leaves, calibration):
         # Padding would have no benefit here, because the draw is part of the caller's own program.
-        released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
+        drawn = lattice.sample(key, (sum(x.size for x in leaves),))
+        pairs = zip(_divided_among(leaves, drawn), leaves, strict=True)
+        released = [_add_to_array(own, x, calibration.fit(lattice, x.dtype)) for own, x in pairs]
     else:
-        return PaddedNoise(calibration, noise.lattice)(key, value)
+        return PaddedNoise(calibration, lattice)(key, value)
     noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(value), noisy)
 
@@ -75,28 +78,20 @@ class PaddedNoise:
     def __init__(self, calibration: Calibration, lattice: Lattice):
         """Takes a calibration whose numbers are not traced."""
         self._calibration, self._lattice = calibration, lattice
-        self._fits = dict[np.dtype, GridFit]()
+        self._fit = functools.cache(functools.partial(calibration.fit, lattice))
 
     def __call__(self, key: jax.Array, value: Value) -> Value:
         """Adds noise to a value. Neither the key nor the value may be traced."""
         leaves, structure = jax.tree.flatten(value)
         starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
-        padded = [_padded(x) for x in leaves]
+        padded = [resized(x, (_padded_size(x.size),)) for x in leaves]
         count = self._lattice.each * sum(x.size for x in leaves)
         drawn = _block(key, count=_padded_size(count), variables=self._lattice.variables)
         fits = [self._fit(x.dtype) for x in leaves]
         released = _add_block(drawn, padded, starts, fits, combined=self._lattice.combined)
         pairs = zip(released, leaves, strict=True)
-        noisy = [resized(y, size=x.size, shape=x.shape) for y, x in pairs]
-        if self._calibration.zero_allowed:
-            pairs = zip(noisy, leaves, strict=True)
-            noisy = [_unless_zero(y, x, self._calibration) for y, x in pairs]
+        noisy = [_unless_zero(resized(y, x.shape), x, self._calibration) for y, x in pairs]
         return jax.tree.unflatten(structure, noisy)
-
-    def _fit(self, dtype: np.dtype) -> GridFit:
-        if dtype not in self._fits:
-            self._fits[dtype] = self._calibration.fit(self._lattice, dtype)
-        return self._fits[dtype]
 
 
 def add_integer_noise(
@@ -122,11 +117,9 @@ def add_integer_noise(
     fit = Calibration(scale, scale, math.inf, 0.0, count).fit(noise.lattice, np.dtype("int32"))
     # XLA computes each quotient and the float made from it in one loop, and stores no quotients.
     whole = quotients(noise.lattice.sample(key, (count,)), fit)
-    ends = np.cumsum([x.low.size for x in steps])[:-1]
-    parts = zip(*(jnp.split(limb, ends) for limb in whole), strict=True)
+    parts = _divided_among([x.low for x in steps], whole)
     released = list[jax.Array]()
-    for x, part, dtype in zip(steps, parts, dtypes, strict=True):
-        drawn = Limbs(*(limb.reshape(x.low.shape) for limb in part))
+    for x, drawn, dtype in zip(steps, parts, dtypes, strict=True):
         total = _limbs.to_float(_limbs.add(x, drawn), dtype) * power_of_two(exponent, dtype)
         released.append(jnp.where(jnp.isnan(fit.scale), jnp.nan, total))
     return released
@@ -160,19 +153,13 @@ def shares_programs(value: Value) -> bool:
     return whole and 1 < sum(leaf.size for leaf in leaves) <= _MOST_PADDED
 
 
-def _padded(x: jax.Array) -> jax.Array:
-    """Returns the array as a vector, padded to the next power of two."""
-    size = _padded_size(x.size)
-    return resized(x, size=size, shape=(size,))
-
-
 def _padded_size(size: int) -> int:
     """Returns the padded size for a size. It depends only on public shapes."""
     return max(_LEAST_PADDED, 2 ** (size - 1).bit_length())
 
 
-def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
-    """Flattens an array, pads it with zeros or truncates it to `size`, and reshapes it.
+def resized(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Flattens an array, pads it with zeros or truncates it, and reshapes it to `shape`.
 
     On a CPU, NumPy does this, because compiling a program for it takes 0.05 s.
     """
@@ -180,24 +167,25 @@ def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
         return x
     is_known = not _checks.is_traced(x)
     if is_known and all(device.platform == "cpu" for device in x.devices()):
-        resized = np.zeros(size, x.dtype)
-        resized[: x.size] = np.ravel(x)[:size]
+        resized = np.zeros(math.prod(shape), x.dtype)
+        resized[: x.size] = np.ravel(x)[: resized.size]
         return jax.device_put(resized.reshape(shape), x.sharding if x.committed else None)
-    return _resized(x, size=size, shape=shape)
+    return _resized(x, shape)
 
 
-@partial(jax.jit, static_argnames=("size", "shape"))
-def _resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=1)
+def _resized(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    size = math.prod(shape)
     return jnp.pad(x.reshape(-1)[:size], (0, max(0, size - x.size))).reshape(shape)
 
 
-@partial(QuickJit, static=("count", "variables"))
+@functools.partial(QuickJit, static=("count", "variables"))
 def _block(key: jax.Array, *, count: int, variables: Callable[..., PyTree]) -> PyTree:
     """Draws `count` random variables, by a compiled program that many kinds of release share."""
     return variables(key, (count,))
 
 
-@partial(QuickJit, static=("combined",))
+@functools.partial(QuickJit, static=("combined",))
 def _add_block(
     block: PyTree,
     leaves: list[jax.Array],
@@ -222,24 +210,15 @@ def _add_block(
     return [_add_to_array(noise_of(start, x), x, fit) for start, x, fit in added]
 
 
-def _add_one_draw(
-    key: jax.Array,
-    leaves: list[jax.Array],
-    starts: np.ndarray,
-    calibration: Calibration,
-    lattice: Lattice,
-) -> list[jax.Array]:
-    """Draws the noise of all arrays as one vector. `starts` has the offset of each array."""
-    drawn = lattice.sample(key, (sum(x.size for x in leaves),))
-    released = list[jax.Array]()
-    for start, x in zip(starts, leaves, strict=True):
-
-        def piece(limb: jax.Array, start: int = start, x: jax.Array = x) -> jax.Array:
-            return limb[start : start + x.size].reshape(x.shape)
-
-        fit = calibration.fit(lattice, x.dtype)
-        released.append(_add_to_array(jax.tree.map(piece, drawn), x, fit))
-    return released
+def _divided_among(arrays: list[jax.Array], drawn: _Drawn) -> list[_Drawn]:
+    """Divides a vector of noise among arrays: each gets noise of its own shape."""
+    limbs, structure = jax.tree.flatten(drawn)
+    ends = np.cumsum([x.size for x in arrays])[:-1]
+    parts = zip(*(jnp.split(limb, ends) for limb in limbs), strict=True)
+    return [
+        jax.tree.unflatten(structure, [limb.reshape(x.shape) for limb in part])
+        for part, x in zip(parts, arrays, strict=True)
+    ]
 
 
 def _add_to_array(undivided: LatticeNoise, x: jax.Array, fit: GridFit) -> jax.Array:
@@ -453,11 +432,6 @@ class ComparisonNoise(NamedTuple):
         return ~(jnp.isnan(self.numbers.scale) | jnp.isnan(self.threshold.scale))
 
 
-def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """Draws Laplace noise in lattice points. `noisy_units` converts it to steps of a grid."""
-    return lattice_laplace(key, shape)
-
-
 def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:
     """Returns numbers in steps of the grid, plus noise.
 
@@ -474,7 +448,7 @@ def first_above(
     If there are fewer such numbers, the remaining indices are len(numbers). If a scale is NaN, all
     indices are -1. All numbers are compared, so the running time reveals nothing.
     """
-    drawn = lattice_noise(key, (numbers.size + 1,))
+    drawn = lattice_laplace(key, (numbers.size + 1,))
     line = noisy_units(threshold, Limbs(drawn.high[0], drawn.low[0]), noise.threshold)
     noisy = noisy_units(numbers, Limbs(drawn.high[1:], drawn.low[1:]), noise.numbers)
     above = ~_limbs.less(noisy, line)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from dpjax._core._types import Key
+from dpjax._exact._numerics import bisect
 from dpjax.random._chacha20 import bits_of_child_on_host
 
 Coin: TypeAlias = Callable[[Fraction], bool]
@@ -145,10 +146,7 @@ def repetitions(runs: float, shape: float) -> Repetitions:
     """
     if math.isinf(shape):
         return Repetitions(None, poisson_mean=_rounded(runs, _MEAN_BITS))
-    low, high = 0.0, 1.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _mean(shape, middle) > runs else (low, middle)
+    _, high = bisect(lambda gamma: _mean(shape, gamma) > runs, 0.0, 1.0)
     if high < _LEAST_GAMMA:
         raise ValueError(
             f"runs must be smaller for shape={shape:g}, whose distribution has a long tail, got"

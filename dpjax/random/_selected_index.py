@@ -340,9 +340,9 @@ def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration)
     # with different numbers of rows share a program.
     count, options = scores.shape
     rows = max(_LEAST_ROWS, 2 ** (count - 1).bit_length())
-    scores = resized(scores, size=rows * options, shape=(rows, options))
+    scores = resized(scores, (rows, options))
     indices = _indices_of_rows(key, scores, calibration)
-    return resized(indices, size=count, shape=(count,))
+    return resized(indices, (count,))
 
 
 @jax.jit

@@ -288,7 +288,7 @@ class AskedTable:
             lambda table, asked: PaddedRecords(cells_of(table, asked).codes, asked.present),  # pyright: ignore[reportArgumentType]
         )
         release = self._paid(lambda key: private(key, database, name=asked.name), key)
-        value = resized(release.value, size=release.value.size, shape=shape)
+        value = resized(release.value, shape)
         labels = Labels(asked.statistic, axes)
         return dataclasses.replace(release, value=value, labels=labels)
 

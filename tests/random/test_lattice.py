@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from certificates import exponential_certificate, gaussian_certificate
+from certificates import exponential_certificate, gaussian_certificate, weights_of
 from dpjax.random import _lattice
 
 FALSE_ALARM = 1e-6
@@ -65,7 +65,7 @@ def test_tables_hold_the_nearest_integer_weights(which):
         largest = np.argsort([float(x - share) for share, x in zip(shares, expected, strict=True)])
         for slot in largest[: units - sum(expected)]:
             expected[slot] += 1
-        weights = table.weights()
+        weights = weights_of(table)
         assert weights[: len(masses)] == [step * weight for weight in expected]
         assert not any(weights[len(masses) :])
 
@@ -110,7 +110,7 @@ def test_a_wrong_weight_shows_in_the_certificate(monkeypatch):
 def test_convolution_is_a_discrete_gaussian():
     """Two levels, convolved exactly from the stored weights, against the discrete Gaussian."""
     top, low = _lattice.gaussian_tables()
-    top_weights, low_weights = top.weights(), low.weights()
+    top_weights, low_weights = weights_of(top), weights_of(low)
     parameter = mpmath.sqrt(136**2 * 128**2 + 200**2)
     with mpmath.workdps(50):
         normal = parameter * mpmath.sqrt(2 * mpmath.pi)  # Within e^(-10^9), by Poisson summation.
