@@ -293,7 +293,7 @@ class LedgerFile:
 
         `Chain.refuse` explains the arguments. `details` is stored as JSON, for the history.
         """
-        with self._writing() as connection:
+        with self._entries("BEGIN IMMEDIATE") as connection:
             self.chain.refuse(cost, neighbors, key)
             body = {"epsilon": str(cost[0]), "delta": str(cost[1]), "neighbors": neighbors}
             number = self._append(connection, {**body, "key": key, **details})
@@ -302,14 +302,14 @@ class LedgerFile:
 
     def store(self, request: str, payload: bytes, **details: object) -> None:
         """Stores a release, with `details` as JSON, unless the request already has one."""
-        with self._writing() as connection:
+        with self._entries("BEGIN IMMEDIATE") as connection:
             if request not in self.chain.releases:
                 body = {"release": request, "payload": sha256(payload)}
                 self._append(connection, {**body, **details}, payload)
 
     def stored(self, request: str) -> tuple[Json, bytes] | None:
         """Returns the details and payload of the release for a request; None if there is none."""
-        with self._reading() as connection:
+        with self._entries("BEGIN") as connection:
             number = self.chain.releases.get(request)
             if number is None:
                 return None
@@ -322,28 +322,22 @@ class LedgerFile:
 
     def update(self) -> None:
         """Reads and verifies the entries that other processes have written."""
-        with self._reading():
+        with self._entries("BEGIN"):
             pass
 
     # Transactions.
 
     @contextlib.contextmanager
-    def _writing(self) -> Generator[sqlite3.Connection]:
-        """A context in which only this process writes. On exit, its new entries are on the disk."""
-        with self._alone():
-            connection = self._connected()
-            with _transaction(connection, "BEGIN IMMEDIATE"):
-                self._catch_up(connection, self._mark.read())
-                yield connection
+    def _entries(self, begin: str) -> Generator[sqlite3.Connection]:
+        """A transaction in which the chain has all entries of the file.
 
-    @contextlib.contextmanager
-    def _reading(self) -> Generator[sqlite3.Connection]:
+        After `begin`, "BEGIN IMMEDIATE", only this process writes. On exit, its new entries are on
+        the disk. "BEGIN" is enough for reading.
+        """
         with self._alone():
             connection = self._connected()
-            # The mark is read before the entries. So the entry of the mark must be among them.
-            mark = self._mark.read()
-            with _transaction(connection, "BEGIN"):
-                self._catch_up(connection, mark)
+            with _transaction(connection, begin):
+                self._catch_up(connection)
                 yield connection
 
     @contextlib.contextmanager
@@ -369,9 +363,11 @@ class LedgerFile:
         connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", row)
         return number
 
-    def _catch_up(self, connection: sqlite3.Connection, mark: Mark | None) -> None:
+    def _catch_up(self, connection: sqlite3.Connection) -> None:
         """Verifies the new entries, and that all entries that were read before still exist."""
-        entries = self.chain.entries
+        # The mark is read before the entries. So the entry of the mark must be among them. SQLite
+        # reads nothing at "BEGIN", and after "BEGIN IMMEDIATE" no other process moves the mark.
+        mark, entries = self._mark.read(), self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
         # The last verified entry is read again. If the file was replaced by an older copy, this
         # entry may be missing or differ.
@@ -394,7 +390,7 @@ class LedgerFile:
 
     def _raise_mark(self, number: float) -> None:
         """Moves the high-water mark up to an entry, unless it is already there or beyond."""
-        with self._writing():
+        with self._entries("BEGIN IMMEDIATE"):
             mark = self._mark.read()
             if mark is None or mark.number < number:
                 last = self.chain.entries[-1]

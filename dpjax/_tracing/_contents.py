@@ -29,7 +29,7 @@ import functools
 import struct
 import sys
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -203,15 +203,13 @@ def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | N
     Only these functions may return other results later. The object of dpjax cannot change: objects
     of dpjax are frozen, and functions of dpjax never assign variables that they close over.
     """
-    found = list[Callable[..., object]]()
     try:
-        _collect(made, found, set())
+        return tuple(_users_in(made, set()))
     except Exception:  # Reading attributes of a user's object may raise any error.
         return None
-    return tuple(found)
 
 
-def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> None:
+def _users_in(value: Any, seen: set[int]) -> Iterator[Callable[..., object]]:
     if id(value) in seen or id(value) in _PURE or _is_constant(value):
         return
     seen.add(id(value))
@@ -222,7 +220,7 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
         parts = *value.keys(), *value.values()
     elif kind is types.FunctionType:
         if not _is_code_of(value, "dpjax.") or vars(value):
-            found.append(value)
+            yield value
             return
         cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
         parts = *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
@@ -233,12 +231,12 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
     elif dataclasses.is_dataclass(value) and kind.__module__.startswith("dpjax."):
         parts = [getattr(value, name) for name in _frozen_fields(value)]
     elif callable(value):
-        found.append(value)
+        yield value
         return
     else:
         raise _UnknownError
     for part in parts:
-        _collect(part, found, seen)
+        yield from _users_in(part, seen)
 
 
 def _is_constant(value: Any) -> bool:

@@ -33,7 +33,6 @@ from dpjax._tracing._walks import (
     bind,
     equations,
     names,
-    primitives,
     replaced,
     specs,
 )
@@ -66,15 +65,14 @@ _OF_FLOATS = names(
     "tan tanh zeta convert_element_type",
 )
 _CHOICES = {"max": lax.gt, "min": lax.lt}
-_EXTREMA = frozenset(("reduce_max", "reduce_min"))
+_EXTREMA = names("max min reduce_max reduce_min")
 
 
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
     """Runs a traced program. Under `vmap`, no lane influences another lane."""
-    apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
-    if apart and not any(map(_may_differ, equations(program.jaxpr))):
-        return jex.jaxpr_as_fun(program)(*operands)
-    return replaced(program, operands, _replacement)
+    if any(map(_may_differ, equations(program.jaxpr))):
+        return replaced(program, operands, _replacement)
+    return jex.jaxpr_as_fun(program)(*operands)
 
 
 def traced_lane(
@@ -118,7 +116,7 @@ def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
 
 
 def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Array:
-    (output,) = as_defined(equation, operands) or bind(equation, equation.params, operands)
+    (output,) = as_defined(equation, operands) or [_output(equation, *operands)]
     return output
 
 
@@ -253,7 +251,9 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
 
 
 def _may_differ(equation: Equation) -> bool:
-    """Whether jaxlib may deviate from XLA's definition of an operation."""
+    """Whether the result of an operation may depend on other lanes or on operations around it."""
+    if equation.primitive.name in _CONCERNED:
+        return True
     return _is_of_bytes(equation) or _ignores_nan(equation) or _takes_bfloat16(equation)
 
 
@@ -345,7 +345,7 @@ def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 def _ignores_nan(equation: Equation) -> bool:
     # The name is checked first, because some operations have no outputs.
-    if equation.primitive.name not in _EXTREMA | _CHOICES.keys():
+    if equation.primitive.name not in _EXTREMA:
         return False
     return jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
 

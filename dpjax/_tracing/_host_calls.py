@@ -68,10 +68,8 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """
     for level in range(_MOST_NESTED + 1):
         for implementation in key_implementations(traced.jaxpr):
-            functions = (implementation.seed, implementation.split, implementation.fold_in)
-            makers = [
-                getattr(f, "__module__", "") for f in (*functions, implementation.random_bits)
-            ]
+            functions = ("seed", "split", "fold_in", "random_bits")
+            makers = [getattr(getattr(implementation, f), "__module__", "") for f in functions]
             if not {str(module).partition(".")[0] for module in makers} <= {"jax", "dpjax"}:
                 raise ValueError(
                     f"{name} must draw with keys of JAX or of dpjax.random, got the implementation"

@@ -209,19 +209,14 @@ class _Encoder:
             self._set(value)
         elif isinstance(value, np.dtype):
             self._dtype(value)
-        elif self._is_new(value):
-            self._object(value)
-
-    def _object(self, value: Any) -> None:
-        kind = type(value)
-        if kind is list:
+        elif not self._is_new(value) or kind is Imports:
+            return
+        elif kind is list:
             self._sequence("list", value)
         elif kind is dict:
             self._dict(value)
         elif kind is types.ModuleType and is_installed(value.__name__):
             self._name(value.__name__, "")
-        elif kind is Imports:
-            pass
         else:
             self._parts(value)
 

@@ -58,13 +58,6 @@ def touching(traced: jex.ClosedJaxpr) -> str | None:
     """Describes the first operation by which a lane may influence another; None if none does."""
     if traced.jaxpr in _SEPARATE:
         return None
-    if found := _touching(traced):
-        return found
-    _SEPARATE.add(traced.jaxpr)
-    return None
-
-
-def _touching(traced: jex.ClosedJaxpr) -> str | None:
     for effect in traced.effects:
         # A program has this effect only if the named axis is bound outside of the program.
         if type(effect).__name__ == "NamedAxisEffect":
@@ -83,6 +76,7 @@ def _touching(traced: jex.ClosedJaxpr) -> str | None:
                 f"draw with {implementation.name} keys, whose bits are all from the first lane's"
                 ' key; make keys by jax.random.key(seed, impl="threefry2x32")'
             )
+    _SEPARATE.add(traced.jaxpr)
     return None
 
 

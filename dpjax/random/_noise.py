@@ -214,12 +214,8 @@ DISCRETE_LAPLACE = DiscreteLaplace(
     log_density=_laplace_log_density,
     log_cdf=_laplace_log_cdf,
     tail_quantile=_laplace_quantile,
-    lattice=Lattice(
-        _lattice.signed_exponentials,
-        2,
-        _lattice.pair_of,
-        _lattice.EXPONENTIAL_RESOLUTION,
-        _lattice.PAIR_BOUND,
+    lattice=dataclasses.replace(
+        LAPLACE_LATTICE, each=2, combined=_lattice.pair_of, certificate=_lattice.PAIR_BOUND
     ),
 )
 
@@ -241,10 +237,4 @@ GAUSSIAN = Noise(
 )
 
 # The exact noise for private selections.
-EXPONENTIAL = Lattice(
-    _lattice.signed_exponentials,
-    1,
-    _lattice.exponential_of,
-    _lattice.EXPONENTIAL_RESOLUTION,
-    _lattice.EXPONENTIAL_BOUND,
-)
+EXPONENTIAL = dataclasses.replace(LAPLACE_LATTICE, combined=_lattice.exponential_of)

@@ -198,6 +198,7 @@ def test_threads_that_fork_at_once_open_only_what_they_closed(monkeypatch):
     _ledger_file._resume()
     first.set()
     other.join(30)
+    assert not other.is_alive()
     assert file.lock.acquire(timeout=1)
 
 
