@@ -60,30 +60,31 @@ Numbers = list[np.ndarray]
 
 def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
     """Returns the last carry, and the results of all steps, stacked along a new first axis."""
-    body, _ = parts(parameters["jaxpr"])
-    few = parameters["length"] * len(live(body)) <= _MOST_OPERATIONS
-    loop = LongLoop(parameters, operands)
-    apart = parameters["length"] > _MOST_UNROLLED and parameters["unroll"] == 1
-    if few and not (loop.by_record and (apart or not loop.others)):
-        if not loop.by_record:
-            return _unrolled(run, tried, parameters, operands)
-        ways = [
-            lambda: _by_record(run, tried, parameters, operands),
-            lambda: _unrolled(tried, tried, parameters, operands),
-        ]
-        return _smallest(ways)
-    if loop.others and not apart:
+    loop = Loop(parameters, operands)
+    few = loop.length * len(live(loop.body)) <= _MOST_OPERATIONS
+    if few and not loop.by_record:
+        return loop.unrolled(run, tried)
+    closes = loop.is_apart or not loop.others
+    if not few and not closes:
         raise RefusalError(
-            f"the {parameters['length']} steps of the loop have more operations than the "
+            f"the {loop.length} steps of the loop have more operations than the "
             f"{_MOST_OPERATIONS} that a proof can visit. Use fewer steps"
         )
-    ways = [lambda: loop.outputs(run, tried), lambda: _unrolled(tried, tried, parameters, operands)]
-    return _smallest(ways if few else ways[:1])
+    ways = [(loop.outputs if closes else loop.step_by_step, run), (loop.unrolled, tried)]
+    found, refusals = list[list[Abstract]](), list[RefusalError]()
+    for way, walk in ways if few else ways[:1]:
+        try:
+            found.append(way(walk, tried))
+        except RefusalError as refusal:
+            refusals.append(refusal)
+    if not found:
+        raise refusals[-1]
+    return min(found, key=lambda xs: norm_of(xs, "l1"))
 
 
 def added_one_by_one(parameters: Any, operands: Sequence[Abstract]) -> list[np.dtype]:
     """Returns the dtypes of the carries to which a loop over records adds a term in each step."""
-    loop = LongLoop(parameters, operands)
+    loop = Loop(parameters, operands)
     return [loop.start[k].dtype for k in loop.sums] if loop.by_record else []
 
 
@@ -97,107 +98,11 @@ def by_invariant(
     A walk that visits every step may refuse a loop although it has an invariant. For example, the
     walk multiplies the public factors of all steps, and refuses a product that is too large.
     """
-    if parameters["length"] <= _MOST_UNROLLED or parameters["unroll"] != 1:
-        return None
+    loop = Loop(parameters, operands)
     try:
-        return LongLoop(parameters, operands).outputs(run, tried)
+        return loop.outputs(run, tried) if loop.is_apart else None
     except RefusalError:
         return None
-
-
-def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
-    """Tries several ways to bound a loop, and returns the results with the smallest bound."""
-    found, refusals = list[list[Abstract]](), list[RefusalError]()
-    for way in ways:
-        try:
-            found.append(way())
-        except RefusalError as refusal:
-            refusals.append(refusal)
-    if not found:
-        raise refusals[-1]
-    return min(found, key=lambda xs: norm_of(xs, "l1"))
-
-
-def _unrolled(
-    run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
-) -> list[Abstract]:
-    """Returns the results of a loop, by a walk of its body for each step.
-
-    In many loops, each step multiplies by public factors. Their product grows until the walk
-    refuses it. To refuse such a loop early, the walk tests the last step after a few steps. It does
-    so if the product grows by the same factor in two steps, and no step depends on its index.
-    """
-    body, consts = parts(parameters["jaxpr"])
-    length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
-    public, carry = operands[:fixed], list(operands[fixed : fixed + carries])
-    arrays = operands[fixed + carries :]
-    made: list[list[Abstract]] = [[] for _ in body.outvars[carries:]]
-    order, grown = range(length), list[float]()
-    for count, step in enumerate(reversed(order) if parameters["reverse"] else order):
-        rows = [squeeze(place(x, 0, step), (0,)) for x in arrays]
-        found = run(body, consts, [*public, *carry, *rows])
-        before, carry, last = carry, found[:carries], grown
-        grown = [y.pending.bits - x.pending.bits for x, y in zip(before, carry, strict=True)]
-        if count == _TRIED < length - 2 and any(grown) and np.allclose(grown, last):
-            roots = _Roots(body, fixed, carries)
-            counters = [k for k, x in enumerate(carry) if x.is_known]
-            if all(roots.adds(k) for k in counters) and not any(x.is_public for x in arrays):
-                late = _before_the_last(carry, grown, length - 2 - count)
-                tried(body, consts, [*public, *late, *rows])
-        for results, result in zip(made, found[carries:], strict=True):
-            results.append(result)
-    if parameters["reverse"]:
-        made = [results[::-1] for results in made]
-    if made and not length:
-        raise RefusalError("proofs do not support a loop of 0 steps")
-    return [*carry, *(join(*(new_axis(x, 0) for x in xs), dimension=0) for xs in made)]
-
-
-def _before_the_last(
-    carry: Sequence[Abstract], grown: Sequence[float], steps: int
-) -> list[Abstract]:
-    """Returns the carry after `steps` more steps. Each step adds `grown` to `pending.bits`.
-
-    Only `bits`, which bounds the product of public factors, is updated.
-    """
-    return [
-        dataclasses.replace(x, pending=x.pending.having(bits=x.pending.bits + steps * bits))
-        for x, bits in zip(carry, grown, strict=True)
-    ]
-
-
-def _by_record(
-    run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
-) -> list[Abstract]:
-    """Returns the results of a loop over the records, in which one step reads the changed record.
-
-    The walk visits each step up to three times: as a step before the changed record, as the step
-    that reads it, and as a step after it. Before the changed record is read, no carry changes. The
-    step that reads it maps an unchanged carry to a carry that may change. Later steps read
-    unchanged records, and map carries that may change to carries that may change.
-    """
-    body, consts = parts(parameters["jaxpr"])
-    length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
-    public, arrays = list(operands[:fixed]), operands[fixed + carries :]
-    before = list(operands[fixed : fixed + carries])
-    after, results = list[Abstract](), list[tuple[list[Abstract], list[Abstract]]]()
-    order = range(length)
-    for step in reversed(order) if parameters["reverse"] else order:
-        still, moved = (
-            [_row_of(x, step, changed=changed) for x in arrays] for changed in (False, True)
-        )
-        at = run(body, consts, [*public, *before, *moved])
-        others = [tried(body, consts, [*public, *before, *still])]
-        before = others[0][:carries]
-        if after:
-            others.append(tried(body, consts, [*public, *after, *still]))
-        after = [_any_of(xs) for xs in zip(*(found[:carries] for found in (at, *others[1:])))]  # noqa: B905
-        kept = [_any_of(xs) for xs in zip(*(found[carries:] for found in others))]  # noqa: B905
-        results.append((at[carries:], kept))
-    if parameters["reverse"]:
-        results = results[::-1]
-    rows = zip(*(zip(*pair, strict=True) for pair in results), strict=True)
-    return [*after, *(_stacked(list(pairs)) for pairs in rows)]
 
 
 def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
@@ -217,9 +122,7 @@ def _any_of(xs: Sequence[Abstract]) -> Abstract:
             "a compiler may merge the sums of several steps, which proofs do not support. Sum "
             "outside of the loop instead"
         )
-    most: dict[str, Any] = {
-        name: max(getattr(p, name) for p in pending) for name in ("shift", "load", "bits")
-    }
+    most = {name: max(getattr(p, name) for p in pending) for name in ("shift", "load", "bits")}
     apart = min(found.apart, max(x.apart for x in xs))
     return dataclasses.replace(
         found, apart=apart, pending=Pending().having(**most, **Pending.flags(pending))
@@ -246,8 +149,8 @@ def _stacked(pairs: Sequence[tuple[Abstract, Abstract]]) -> Abstract:
     )  # fmt: skip
 
 
-class LongLoop:
-    """A `scan` and its operands, which are bounded by an invariant.
+class Loop:
+    """A `scan` and its operands.
 
     There are three kinds of carries. A carry is a counter if each step adds a constant integer to
     it. It is a sum if each step adds a term that does not depend on the sum. All other carries need
@@ -257,12 +160,15 @@ class LongLoop:
     def __init__(self, parameters: Any, operands: Sequence[Abstract]) -> None:
         self.body, self.constants = parts(parameters["jaxpr"])
         self.length, self.reverse = parameters["length"], parameters["reverse"]
+        self.order = range(self.length)[:: -1 if self.reverse else 1]
+        # Whether XLA does not unroll the loop, and so does not merge its steps.
+        self.is_apart = self.length > _MOST_UNROLLED and parameters["unroll"] == 1
         fixed, carries = sizes_of_scan(parameters)
         self.fixed = list(operands[:fixed])
         self.start = list(operands[fixed : fixed + carries])
         self.arrays = list(operands[fixed + carries :])
         self.by_record = any(x.axis == 0 for x in self.arrays)
-        roots = _Roots(self.body, fixed, carries)
+        self.roots = roots = _Roots(self.body, fixed, carries)
         # Map the index of a carry to the increment of a counter, or to the term of a sum.
         self.counters, self.sums = dict[int, int](), dict[int, Atom]()
         for k in range(carries):
@@ -278,8 +184,73 @@ class LongLoop:
         outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
 
+    def _step(
+        self, walk: Run, carry: Sequence[Abstract], rows: Sequence[Abstract]
+    ) -> tuple[list[Abstract], list[Abstract]]:
+        """Returns the carry after a step that reads these rows, and the results of the step."""
+        found = walk(self.body, self.constants, [*self.fixed, *carry, *rows])
+        return found[: len(carry)], found[len(carry) :]
+
+    def unrolled(self, run: Run, tried: Run) -> list[Abstract]:
+        """Returns the results of a loop, by a walk of its body for each step.
+
+        In many loops, each step multiplies by public factors. Their product grows until the walk
+        refuses it. To refuse such a loop early, the walk tests the last step after a few steps. It
+        does so if the product grows by the same factor in two steps, and no step depends on its
+        index.
+        """
+        if self.roots.results and not self.length:
+            raise RefusalError("proofs do not support a loop of 0 steps")
+        carry, grown, made = self.start, list[float](), list[list[Abstract]]()
+        for count, step in enumerate(self.order):
+            rows = [squeeze(place(x, 0, step), (0,)) for x in self.arrays]
+            before, last = carry, grown
+            carry, results = self._step(run, carry, rows)
+            made.append(results)
+            grown = [y.pending.bits - x.pending.bits for x, y in zip(before, carry, strict=True)]
+            if count == _TRIED < self.length - 2 and any(grown) and np.allclose(grown, last):
+                counters = [k for k, x in enumerate(carry) if x.is_known]
+                public = any(x.is_public for x in self.arrays)
+                if all(self.roots.adds(k) for k in counters) and not public:
+                    left = self.length - 2 - count
+                    # Only `bits`, which bounds the product of public factors, is updated.
+                    late = [
+                        dataclasses.replace(
+                            x, pending=x.pending.having(bits=x.pending.bits + left * bits)
+                        )
+                        for x, bits in zip(carry, grown, strict=True)
+                    ]
+                    self._step(tried, late, rows)
+        stacked = zip(*(made[step] for step in self.order), strict=True)
+        return [*carry, *(join(*(new_axis(x, 0) for x in xs), dimension=0) for xs in stacked)]
+
+    def step_by_step(self, run: Run, tried: Run) -> list[Abstract]:
+        """Returns the results of a loop over the records; one step reads the changed record.
+
+        The walk visits each step up to three times: as a step before the changed record, as the
+        step that reads it, and as a step after it. Before the changed record is read, no carry
+        changes. The step that reads it maps an unchanged carry to a carry that may change. Later
+        steps read unchanged records, and map carries that may change to carries that may change.
+        """
+        before, after, made = self.start, list[Abstract](), list[Any]()
+        for step in self.order:
+            still, moved = (
+                [_row_of(x, step, changed=changed) for x in self.arrays]
+                for changed in (False, True)
+            )
+            carry, results = self._step(run, before, moved)
+            others = [self._step(tried, before, still)]
+            before = others[0][0]
+            if after:
+                others.append(self._step(tried, after, still))
+            after = list(map(_any_of, zip(carry, *(x for x, _ in others[1:]), strict=True)))
+            kept = list(map(_any_of, zip(*(found for _, found in others), strict=True)))
+            made.append(zip(results, kept, strict=True))
+        rows = zip(*(made[step] for step in self.order), strict=True)
+        return [*after, *map(_stacked, rows)]
+
     def outputs(self, run: Run, tried: Run) -> list[Abstract]:
-        """Returns the last carry, and the results of all steps, stacked along a new first axis."""
+        """Returns the results of a loop, by an invariant."""
 
         def step(walk: Run, carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
             given = dict(zip(self.others, carry, strict=True))
@@ -288,17 +259,15 @@ class LongLoop:
             inputs += [_any_step(x, changed=changed) for x in self.arrays]
             return walk(self.steps, self.constants, inputs)
 
-        def carried(carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
-            found = step(tried, carry, changed=changed)
+        def carried(carry: Sequence[Abstract]) -> list[Abstract]:
+            found = step(tried, carry, changed=False)
             return [found[k] for k in self.others]
 
-        carry = closed(
-            lambda x: carried(x, changed=False), [self.start[k] for k in self.others], self.length
-        )
+        carry = closed(carried, [self.start[k] for k in self.others], self.length)
         moved = still = step(tried, carry, changed=self.by_record)
         if self.by_record:
             after = list(map(hull, carry, [moved[k] for k in self.others]))
-            after = closed(lambda x: carried(x, changed=False), after, self.length)
+            after = closed(carried, after, self.length)
             still = step(tried, after, changed=False)
         last = {k: self._counted(k, self.length, self.length) for k in self.counters}
         # This loop is too long for XLA to unroll. So XLA cannot merge its steps with operations
@@ -311,7 +280,7 @@ class LongLoop:
         rows |= {j: self._sums(k, rows[j]) for j, k in self.partial.items()}
         # Walks the step once more and records it, so that `explain()` shows its operations.
         step(run, carry, changed=self.by_record)
-        return [last.get(j, rows.get(j)) for j in range(len(moved))]  # type: ignore[misc]
+        return [(rows | last)[j] for j in range(len(moved))]
 
     def _counted(self, k: int, least: int, most: int) -> Abstract:
         """Returns the range of a counter after `least` to `most` steps."""
