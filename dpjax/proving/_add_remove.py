@@ -21,11 +21,12 @@ import numpy as np
 from dpjax._core._bounds import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._choices import everywhere
 from dpjax.proving._exact_programs import kind_of, value_of
 from dpjax.proving._exact_sums import ExactCumulative, ExactScatter, ExactSum
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import of_call
-from dpjax.proving._rows import as_rows, norm_of, stretched
+from dpjax.proving._rows import as_rows, norm_of
 from dpjax.proving._slots import (
     Applied,
     Slots,
@@ -51,15 +52,9 @@ def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[T
     The clamp fills empty slots with a public row.
     """
     return [
-        _within_rows(Tracked(x, _filled(x, number), Slots(0)))
+        _within_rows(Tracked(x, as_rows(everywhere(x.dtype.type(number), x.shape), 0), Slots(0)))
         for x, number in zip(clamped, public.empty_row, strict=True)
     ]
-
-
-def _filled(x: Abstract, number: float) -> Abstract:
-    """Returns the abstract value of an array whose entries all equal a public number."""
-    one = np.full((1,) * len(x.shape), number, x.dtype)
-    return as_rows(stretched(constant(one), x.shape), 0)
 
 
 class PaddedWalk(Walk):
@@ -147,7 +142,7 @@ class PaddedWalk(Walk):
         """
         name = str(equation.params.get("name"))
         moving = [x for x in operands if not x.value.is_known]
-        if name not in _LOOK_UPS or len(moving) != 1 or moving[0].value.pending.coarse:
+        if name not in _LOOK_UPS or len(moving) != 1:
             return None
         ((x,), values) = moving, [x.value for x in operands]
         by_entry = x is operands[_LOOK_UPS[name]]

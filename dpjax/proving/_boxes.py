@@ -62,11 +62,27 @@ class Boxes:
         return len(self.low)
 
     def __getitem__(self, chosen: Any) -> "Boxes":
-        return Boxes(*(x[chosen] for x in dataclasses.astuple(self)))
+        return Boxes(*(x[chosen] for x in vars(self).values()))
 
     def joined(self, *others: "Boxes") -> "Boxes":
-        arrays = zip(*(dataclasses.astuple(x) for x in (self, *others)), strict=True)
+        arrays = zip(*(vars(x).values() for x in (self, *others)), strict=True)
         return Boxes(*map(np.concatenate, arrays))
+
+
+class Columns(NamedTuple):
+    """The coordinates of a record in one array of a database.
+
+    Attributes:
+        place: which coordinates of the record these are.
+        shape: the shape of one record in the array.
+        bound: the public bounds on the records of the array.
+        dtype: the dtype of the array.
+    """
+
+    place: slice
+    shape: tuple[int, ...]
+    bound: Bound
+    dtype: np.dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,61 +90,51 @@ class Coordinates:
     """The coordinates of a record in all arrays of a database.
 
     The methods make boxes and halve them. A box is a product of intervals, one for each coordinate.
-
-    Attributes:
-        shapes: the shape of one record in each array.
-        bounds: the public bounds on the records of each array.
-        dtypes: the dtype of each array.
     """
 
-    shapes: Sequence[tuple[int, ...]]
-    bounds: Sequence[Bound]
-    dtypes: Sequence[np.dtype]
+    arrays: Sequence[Columns]
 
-    @property
-    def places(self) -> list[slice]:
-        """For each array, the slice of the coordinates that belong to it."""
-        ends = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
-        return list(map(slice, ends[:-1], ends[1:]))
+    def repeated(self, numbers: Sequence[float]) -> Array:
+        """Returns a record as an array of one row, given one number for all entries of an array."""
+        return np.repeat(numbers, [math.prod(x.shape) for x in self.arrays])[None]
 
     def whole_box(self) -> tuple[Array, Array]:
         """Returns the lower and the upper endpoints of the box that contains all records."""
-        ends = [
-            np.repeat([[*bound.ends]], math.prod(shape), 0)
-            for bound, shape in zip(self.bounds, self.shapes, strict=True)
-        ]
-        low, high = np.concatenate(ends).T
-        return low[None], high[None]
+        low, high = zip(*(x.bound.ends for x in self.arrays), strict=True)
+        return self.repeated(low), self.repeated(high)
 
-    def halved(self, low: Array, high: Array, axis: Array) -> tuple[tuple[Array, Array], ...]:
-        """Returns both halves of each box, cut along one given axis for each box.
+    def halved(self, low: Array, high: Array, axis: int) -> tuple[Array, Array]:
+        """Returns the endpoints of the halves of boxes along an axis, two for each box.
 
-        Every record in a box is in one of its halves.
+        A box that has no width along this axis is halved along its widest axis. Every record in a
+        box is in one of its halves.
         """
-        rows = np.arange(len(low))
-        a, b = low[rows, axis], high[rows, axis]
+        widths, rows = high - low, np.arange(len(low))
+        axes = np.where(widths[:, axis] > 0, axis, widths.argmax(1))
+        a, b = low[rows, axes], high[rows, axes]
         below = above = (a + b) / 2
-        for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
-            here = (axis >= place.start) & (axis < place.stop)
+        for place, _, bound, dtype in self.arrays:
             if isinstance(bound, Categories):
                 values = np.sort(bound.values)
-                first, last = np.searchsorted(values, a), np.searchsorted(values, b)
-                middle = np.clip((first + last) // 2, 0, len(values) - 1)
-                after = np.clip(middle + 1, 0, len(values) - 1)
-                below, above = (
-                    np.where(here, values[k], old) for k, old in ((middle, below), (after, above))
-                )
+                middle = (np.searchsorted(values, a) + np.searchsorted(values, b)) // 2
+                ends = [values.take(k, mode="clip") for k in (middle, middle + 1)]
             elif dtype.kind != "f":
-                middle = np.floor((a + b) / 2)
-                below, above = np.where(here, middle, below), np.where(here, middle + 1, above)
+                ends = [np.floor((a + b) / 2), np.floor((a + b) / 2) + 1]
+            else:
+                continue
+            here = (axes >= place.start) & (axes < place.stop)
+            below, above = np.where(here, ends[0], below), np.where(here, ends[1], above)
         first, second = high.copy(), low.copy()
-        first[rows, axis], second[rows, axis] = below, np.minimum(above, b)
-        return (low, first), (second, high)
+        first[rows, axes], second[rows, axes] = below, np.minimum(above, b)
+        lows, highs = (
+            np.stack(x, 1).reshape(-1, len(widths.T)) for x in ((low, second), (first, high))
+        )
+        return lows, highs
 
     def inside(self, low: Array, high: Array) -> Array:
         """Returns which boxes may contain a record: those that intersect all balls in `bounds`."""
         found = np.ones(len(low), bool)
-        for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
+        for place, _, bound, dtype in self.arrays:
             if isinstance(bound, Ball):
                 nearest = np.maximum(np.maximum(low[:, place], -high[:, place]), 0)
                 # The clamp rounds when it computes the norm of a record, and when it scales the
@@ -160,23 +166,18 @@ class Enclosure:
                 # box of this call.
                 chosen = np.where(np.arange(size) < rows, start + np.arange(size), start)
                 ends = [self._leaves(x[chosen]) for x in (low, high)]
-                least, most = self.run(list(zip(*ends, strict=True)))
-                pair = [np.asarray(x).reshape(size, -1)[:rows] for x in (least, most)]
-                found.append(pair)
+                made = self.run(list(zip(*ends, strict=True)))
+                found.append([np.asarray(x).reshape(size, -1)[:rows] for x in made])
         self.count += len(low)
         least, most = (np.concatenate(x) for x in zip(*found, strict=True))
         return Boxes(low, high, least, most)
 
     def _leaves(self, rows: Array) -> list[Array]:
-        each = zip(
-            self.coordinates.places, self.coordinates.shapes, self.coordinates.dtypes, strict=True
-        )
-        return [
-            rows[:, place]
-            .reshape(self.lanes, self.n, *shape)
-            .astype(float if dtype.kind == "f" else dtype)
-            for place, shape, dtype in each
-        ]
+        found = list[Array]()
+        for place, shape, _, dtype in self.coordinates.arrays:
+            leaf = rows[:, place].reshape(self.lanes, self.n, *shape)
+            found.append(leaf.astype(float if dtype.kind == "f" else dtype))
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,8 +218,9 @@ def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = No
     two known records, or until `time.monotonic()` reaches `end`.
     """
     alive = enclose(*enclose.coordinates.whole_box())
-    low, high = _hull(alive if fixed is None else alive.joined(fixed))
-    each, reach = high - low, (np.full_like(low, np.inf), np.full_like(high, -np.inf))
+    others = [] if fixed is None else [fixed]
+    low, high = _hull(alive.joined(*others))
+    each, reach = high - low, (np.inf, -np.inf)
     # Under add-or-remove-one, the second record of a pair is always an empty slot.
     second = alive.high[0] if fixed is None else fixed.low[0]
     pair, threshold = _Farthest(norm, fixed, (alive.low[0], second)), 0.0
@@ -239,10 +241,10 @@ def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = No
             break
         halves = _halved(enclose, alive[chosen], scores[chosen], norm, end)
         alive = alive[np.delete(np.arange(len(alive)), chosen)].joined(*halves)
-    bound = max(threshold, float(scores.max(initial=0.0)))
-    wide = _hull(alive if fixed is None else alive.joined(fixed))
-    low, high = np.minimum(wide[0], reach[0]), np.maximum(wide[1], reach[1])
-    each = np.minimum(each, np.maximum(threshold, wide[1] - wide[0]) if len(alive) else threshold)
+    bound, left = max(threshold, float(most)), alive.joined(*others)
+    low, high = _hull(left)
+    each = np.minimum(each, np.maximum(threshold, high - low) if len(alive) else threshold)
+    low, high = _hull(left, *reach)
     return Diameter(bound, np.minimum(each, bound), low, high, pair.records, enclose.count)
 
 
@@ -290,7 +292,7 @@ def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: flo
     low, high, parents = boxes.low, boxes.high, np.arange(len(boxes))
     # If there are only a few boxes, they are halved along several axes at once.
     for axis in axes[: max(1, int(math.log2(max(1, _AT_ONCE // 4 / len(low)))))]:
-        low, high = _along(enclose.coordinates, low, high, axis)
+        low, high = enclose.coordinates.halved(low, high, axis)
         parents = np.repeat(parents, 2)
     inside = enclose.coordinates.inside(low, high)
     low, high, parents = low[inside], high[inside], parents[inside]
@@ -303,30 +305,14 @@ def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: flo
     return found
 
 
-def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tuple[Array, Array]:
-    """Returns the halves of boxes along an axis.
-
-    A box that has no width along this axis is halved along its widest axis.
-    """
-    widths = high - low
-    axes = np.where(widths[:, axis] > 0, axis, widths.argmax(1))
-    halves = coordinates.halved(low, high, axes)
-    low, high = (np.stack(ends, 1).reshape(-1, low.shape[1]) for ends in zip(*halves, strict=True))
-    return low, high
-
-
 def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[int]:
     """Returns the axes, sorted by how much halving along them tightens the worst bounds."""
     count = boxes.low.shape[1]
     rows = max(1, enclose.size // (2 * count))
     some = boxes[np.argsort(-scores)[:rows]]
     low, high = _hull(boxes)
-    lows, highs = [], []
-    for axis in range(count):
-        a, b = _along(enclose.coordinates, some.low, some.high, axis)
-        lows.append(a)
-        highs.append(b)
-    found = enclose(np.concatenate(lows), np.concatenate(highs))
+    halves = [enclose.coordinates.halved(some.low, some.high, axis) for axis in range(count)]
+    found = enclose(*map(np.concatenate, zip(*halves, strict=True)))
     moves = np.maximum(found.most - low, high - found.least)
     worst = norms(moves, norm).reshape(count, -1, 2).max(2).mean(1)
     return np.argsort(worst, kind="stable").tolist()
@@ -344,12 +330,10 @@ class _Farthest:
 
     def sample(self, enclose: Enclosure, boxes: Boxes) -> None:
         """Samples a record in each box: each coordinate is the middle or an end of its range."""
-        all_ = enclose.coordinates
-        low, high = all_.whole_box()
+        low, high = enclose.coordinates.whole_box()
         middle = (boxes.low + boxes.high) / 2
         middle = np.where(boxes.low <= low, low, np.where(boxes.high >= high, high, middle))
-        kinds = zip(all_.places, all_.dtypes, all_.bounds, strict=True)
-        for place, dtype, bound in kinds:
+        for place, _, bound, dtype in enclose.coordinates.arrays:
             if dtype.kind != "f":
                 middle[:, place] = np.floor(middle[:, place])
             if isinstance(bound, Ball):
@@ -363,15 +347,13 @@ class _Farthest:
         rows = (points.least + points.most) / 2
         others = rows if self.fixed is None else (self.fixed.least + self.fixed.most) / 2
         far, partner = np.zeros(len(rows)), np.zeros(len(rows), int)
+        ends = np.arange(len(others))
         if self.fixed is None and self.norm == "linf":
             ends = np.unique(np.concatenate([rows.argmax(0), rows.argmin(0)]))
-            others = rows[ends]
-        else:
-            ends = np.arange(len(others))
         for start in range(0, len(rows), 64):
-            apart = norms(np.abs(rows[start : start + 64, None] - others), self.norm)
-            far[start : start + 64] = apart.max(1)
-            partner[start : start + 64] = ends[apart.argmax(1)]
+            some = slice(start, start + 64)
+            apart = norms(np.abs(rows[some, None] - others[ends]), self.norm)
+            far[some], partner[some] = apart.max(1), ends[apart.argmax(1)]
         first = int(far.argmax())
         if far[first] > self.distance:
             self.distance = float(far[first])
@@ -387,12 +369,10 @@ class Split(NamedTuple):
     """The result of the search over boxes, for an array whose rows each depend on one record.
 
     Attributes:
-        part: the array.
         diameter: bounds on the distance of any two rows.
         tighter: bounds for the proof of the whole program. They are tighter than those of a walk.
     """
 
-    part: Part
     diameter: Diameter
     tighter: dict[Key, Tighter]
 
@@ -420,10 +400,12 @@ def split(
     for k, (part, enclose) in enumerate(known):
         now = time.monotonic()
         share = (end - now) / (len(known) - k)
-        padded = isinstance(public, PaddedRecordBounds)
-        fixed = enclose(*_empty(public, enclose.coordinates)) if padded else None
+        fixed = None
+        if isinstance(public, PaddedRecordBounds):  # `present` is 0 for an empty slot.
+            row = enclose.coordinates.repeated([*public.empty_row[:-1], 0.0])
+            fixed = enclose(row, row)
         diameter = farthest(enclose, norm, now + share, fixed)
-        found.append(Split(part, diameter, dict.fromkeys(part.keys, _facts(part, diameter, norm))))
+        found.append(Split(diameter, dict.fromkeys(part.keys, _facts(part, diameter, norm))))
     return found
 
 
@@ -464,15 +446,9 @@ def coordinates_of(inputs: Sequence[Abstract], public: RecordBounds) -> Coordina
     bounds = list(public.leaves)
     if isinstance(public, PaddedRecordBounds):  # `present` is 1 for a record that is in its slot.
         bounds[-1] = Interval(1.0, 1.0)
-    return Coordinates([x.shape[1:] for x in inputs], bounds, [x.dtype for x in inputs])
-
-
-def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array]:
-    """Returns the row of an empty slot twice: as the lower and the upper endpoint of a box."""
-    assert isinstance(public, PaddedRecordBounds)
-    numbers = zip((*public.empty_row[:-1], 0.0), coordinates.shapes, strict=True)
-    row = np.concatenate([np.full(math.prod(shape), number) for number, shape in numbers])[None]
-    return row, row
+    shapes, dtypes = [x.shape[1:] for x in inputs], [x.dtype for x in inputs]
+    ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
+    return Coordinates(list(map(Columns, map(slice, ends, ends[1:]), shapes, bounds, dtypes)))
 
 
 def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
@@ -480,8 +456,8 @@ def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
     assert x.axis is not None
     shape = [size for k, size in enumerate(x.shape) if k != x.axis]
     low, high, each = (
-        np.expand_dims(np.asarray(rounding.up(y) if y is found.each else y).reshape(shape), x.axis)
-        for y in (found.low, found.high, found.each)
+        np.expand_dims(y.reshape(shape), x.axis)
+        for y in (found.low, found.high, rounding.up(found.each))
     )
     bound = float(rounding.up(found.bound))
     norms = {norm: bound} if norm != "linf" else {}
@@ -505,7 +481,15 @@ def farthest_apart(
     run = jax.jit(jex.jaxpr_as_fun(program.jaxpr))
 
     def apart(first: Array, second: Array, other: Array) -> float:
-        values = [run(*_with_others(leaves, record, other)) for record in (first, second)]
+        values = [
+            run(
+                *(
+                    _with_others(*pair, record, other)
+                    for pair in zip(leaves, coordinates.arrays, strict=True)
+                )
+            )
+            for record in (first, second)
+        ]
         rows = [np.concatenate([np.ravel(x).astype(float) for x in value]) for value in values]
         distance = norms(np.abs(rows[0] - rows[1]), norm) * (1 - 2.0**-30)
         return float(np.nan_to_num(distance, posinf=0.0))
@@ -525,14 +509,10 @@ def farthest_apart(
     return reached
 
 
-def _with_others(leaves: Sequence[Any], record: Array, other: Array) -> list[Array]:
-    """Returns a database whose first record is `record`, and whose other records are `other`."""
-    found, place = [], 0
-    for leaf in leaves:
-        size = math.prod(leaf.shape[1:])
-        rows = np.broadcast_to(other[place : place + size], (leaf.shape[0], size)).copy()
-        rows[0] = record[place : place + size]
-        rows = rows if np.dtype(leaf.dtype).kind == "f" else np.floor(rows)
-        found.append(rows.reshape(leaf.shape).astype(leaf.dtype))
-        place += size
-    return found
+def _with_others(leaf: Any, columns: Columns, record: Array, other: Array) -> Array:
+    """Returns an array of a database whose first record is `record`; all others are `other`."""
+    size = math.prod(columns.shape)
+    rows = np.broadcast_to(other[columns.place], (leaf.shape[0], size)).copy()
+    rows[0] = record[columns.place]
+    rows = rows if columns.dtype.kind == "f" else np.floor(rows)
+    return rows.reshape(leaf.shape).astype(columns.dtype)

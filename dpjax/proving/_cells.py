@@ -87,10 +87,8 @@ class Cells:
         reach = np.minimum(self.base.reach(d), count)
         found = np.zeros(np.shape(d))
         for size in np.unique(reach):
-            top, bottom = (
-                _near(self.high, int(size), np.maximum),
-                _near(self.low, int(size), np.minimum),
-            )
+            top = _near(self.high, int(size), np.maximum)
+            bottom = _near(self.low, int(size), np.minimum)
             most = max(float((top - self.low).max()), float((self.high - bottom).max()))
             found = np.where(reach == size, float(rounding.up(most)), found)
         return np.where(np.asarray(d) > 0, found, 0.0)
@@ -159,43 +157,35 @@ def of_result(
         chooses: whether the operation is a `select`, whose result does not depend on the cases that
             it does not choose.
     """
-    bases = list(dict.fromkeys(base for _, held in operands for base in held))
     made = dict[Base, Cells]()
-    for base in bases:
+    for base in dict.fromkeys(base for _, held in operands for base in held):
         if any(base not in held and x.refusal for x, held in operands):
             continue
-        alone = all(held[base].alone if base in held else x.is_public for x, held in operands)
-        low, high, good = _by_cell(
-            rule, [_ends(x, held.get(base)) for x, held in operands], chooses
-        )
-        if good.any():
-            made[base] = Cells(base, low, high, good, alone)
+        cells = [(x, held.get(base) or _one_cell(base, x)) for x, held in operands]
+        found = _by_cell(rule, cells, chooses)
+        if found.good.any():
+            made[base] = found
     # At most `_MOST_BASES` bases are kept. A base that alone determines the array comes first,
     # because its cells also bound how the array changes.
     kept = sorted(made.items(), key=lambda pair: not pair[1].alone)
     return dict(kept[:_MOST_BASES])
 
 
-# The endpoints of an operand's interval in each cell, whether they are known, and the operand's
-# abstract value.
-_Ends = tuple[np.ndarray, np.ndarray, np.ndarray, Abstract]
-
-
-def _ends(x: Abstract, cells: Cells | None) -> _Ends:
-    if cells is not None:
-        return cells.low, cells.high, cells.good, x
-    return x.low.min().reshape(1), x.high.max().reshape(1), np.array([x.is_finite]), x
+def _one_cell(base: Base, x: Abstract) -> Cells:
+    """Returns the range of an array without cells, as one interval that is valid for all cells."""
+    low, high = x.low.min().reshape(1), x.high.max().reshape(1)
+    return Cells(base, low, high, np.array([x.is_finite]), x.is_public)
 
 
 def _by_cell(
-    rule: Callable[..., Abstract], operands: Sequence[_Ends], chooses: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the endpoints of the result's interval in each cell, and whether they are known."""
-    count = max(len(one[0]) for one in operands)
-    lows, highs, goods = (
-        [np.array(np.broadcast_to(one[k], count)) for one in operands]  # type: ignore[arg-type]
-        for k in range(3)
-    )
+    rule: Callable[..., Abstract], operands: Sequence[tuple[Abstract, Cells]], chooses: bool
+) -> Cells:
+    """Returns the intervals of the result in the cells of one base."""
+    xs, cells = zip(*operands, strict=True)
+    count = max(len(one.low) for one in cells)
+    lows = [np.array(np.broadcast_to(one.low, count)) for one in cells]
+    highs = [np.array(np.broadcast_to(one.high, count)) for one in cells]
+    goods = [np.array(np.broadcast_to(one.good, count)) for one in cells]
     for k in range(1, len(operands) if chooses else 0):
         # `left` marks the cells in which the interval of case k is unknown, but case k is certainly
         # not chosen. There, the interval does not matter, so it becomes [0, 0]. A known interval
@@ -213,12 +203,11 @@ def _by_cell(
         """
         # If an array occurs twice among the operands, the rule must get the same object twice,
         # because rules recognize x * x by its identity.
-        arrays = dict[Abstract, Abstract]()
-        for a, b, one in zip(lows, highs, operands, strict=True):
-            arrays[one[3]] = _array(a[places], b[places], one[3])
+        ends = zip(xs, lows, highs, strict=True)
+        arrays = {x: _array(a[places], b[places], x) for x, a, b in ends}
         try:
             with np.errstate(all="ignore"):
-                found = rule(*(arrays[one[3]] for one in operands))
+                found = rule(*map(arrays.get, xs))
         except RefusalError:
             if len(places) == 1:
                 good[places] = False
@@ -231,7 +220,7 @@ def _by_cell(
     if good.any():
         fill(np.flatnonzero(good))
     good &= np.isfinite(low) & np.isfinite(high)
-    return low, high, good
+    return Cells(cells[0].base, low, high, good, all(one.alone for one in cells))
 
 
 def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
@@ -316,9 +305,9 @@ def sum_of_counts(x: Abstract, found: Abstract, held: Held, transfers: Transfers
     error = relative * sizes + absolute + 2.0**-40 * sizes * (not found.whole)
     for base, cells in held.items():
         both = transfers.get(base.value)
-        if both is None or base.width or not cells.alone or not cells.good.all():
+        if both is None or base.width or base.value.shape != x.shape or len(cells.low) < 2:
             continue
-        if base.value.shape != x.shape or len(cells.low) < 2:
+        if not cells.alone or not cells.good.all():
             continue
         most = float((cells.high[1:] - cells.low[:-1]).max())
         least = float((cells.low[1:] - cells.high[:-1]).min())

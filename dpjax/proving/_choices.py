@@ -102,9 +102,9 @@ def _least(a: Abstract) -> np.ndarray:
     return np.maximum(np.maximum(a.low, -a.high), 0.0)
 
 
-def everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
-    """Returns an array in which every entry is the same public boolean."""
-    return stretched(constant(np.full((1,) * len(shape), answer)), shape)
+def everywhere(number: bool | np.generic, shape: Sequence[int]) -> Abstract:
+    """Returns an array in which every entry is the same public number or boolean."""
+    return stretched(constant(np.full((1,) * len(shape), number)), shape)
 
 
 def one_true(a: Abstract, b: Abstract) -> int:
@@ -194,12 +194,10 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
     choice, *values = aligned(which, *cases)
     # A case that is certainly not chosen is ignored.
     left = [(choice.low > k) | (choice.high < k) for k in range(len(values))]
-    low = np.minimum.reduce(
-        np.broadcast_arrays(*(np.where(out, math.inf, x.low) for out, x in zip(left, values)))  # noqa: B905
-    )
-    high = np.maximum.reduce(
-        np.broadcast_arrays(*(np.where(out, -math.inf, x.high) for out, x in zip(left, values)))  # noqa: B905
-    )
+    lows = [np.where(out, math.inf, x.low) for out, x in zip(left, values, strict=True)]
+    highs = [np.where(out, -math.inf, x.high) for out, x in zip(left, values, strict=True)]
+    low = np.minimum.reduce(np.broadcast_arrays(*lows))
+    high = np.maximum.reduce(np.broadcast_arrays(*highs))
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise RefusalError("the value that this operation selects may be infinite or NaN")
     width = rounding.up(over(high - low, choice.axis))

@@ -10,9 +10,8 @@ rounding errors of both values are added.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,40 +77,31 @@ def lipschitz(
         )
     shape, axis, dtype = inputs[0].shape, inputs[0].axis, dtype or inputs[0].dtype
     error = relative * np.maximum(*map(np.abs, interval)) + absolute
-    per_row = [over(_ranked(gain, len(shape)), axis) for gain in gains]
+    per_row = [over(np.asarray(gain, float), axis) for gain in gains]
+    tops = [float(gain.max()) for gain in per_row]
     # A device may flush each operand and the result to 0. The gain of an operand multiplies its
     # error.
     flush = 0.0 if whole else 2 * rounding.tiny(dtype) * (1 + sum(per_row))
-    slip = rounding.up(over(_ranked(error, len(shape)), axis) + flush)
+    slip = rounding.up(over(np.asarray(error, float), axis) + flush)
+
+    def total(numbers: Iterable[float]) -> float:
+        return sum(float(rounding.times(g, x)) for g, x in zip(tops, numbers, strict=True))
 
     def moved(*ds: Difference) -> Moves:
         each = sum(rounding.times(g, d.each) for g, d in zip(per_row, ds, strict=True))
-        tops = [float(gain.max()) for gain in per_row]
-        l1 = sum(float(rounding.times(g, d.l1)) for g, d in zip(tops, ds, strict=True))
-        l2 = sum(float(rounding.times(g, d.l2)) for g, d in zip(tops, ds, strict=True))
+        l1, l2 = total(d.l1 for d in ds), total(d.l2 for d in ds)
         return erring((rounding.up(np.asarray(each)), l1, l2), slip, shape, axis)
 
     off = [rounding.up(relative * np.abs(end) + absolute + flush) for end in interval]
     low, high = rounding.widened(*interval, *off)
     if not np.any(absolute):
         low, high = _of_one_sign(interval, low, high)
-    apart = sum(
-        float(rounding.times(g.max(), x.apart)) for g, x in zip(per_row, inputs, strict=True)
-    )
-    apart = float(rounding.up(apart + 2 * slip.max()))
+    apart = float(rounding.up(total(x.apart for x in inputs) + 2 * slip.max()))
     l1, l2 = (float(rounding.up(norm * (1 + np.max(relative)))) for norm in rows)
     kept: Any = {"dtype": dtype, "whole": whole, "apart": apart}
     found = result_of(inputs, low, high, moved, l1_of_row=l1, l2_of_row=l2, **kept)
-    return dataclasses.replace(found, off=(float(np.max(relative)), _most(absolute + flush)))
-
-
-def _most(bound: Array | float) -> float:
-    return float(rounding.up(np.max(bound)))
-
-
-def _ranked(array: Array | float, rank: int) -> Array:
-    array = np.asarray(array, float)
-    return array.reshape((1,) * rank) if array.ndim == 0 else array
+    most = float(rounding.up(np.max(absolute + flush)))
+    return dataclasses.replace(found, off=(float(np.max(relative)), most))
 
 
 def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array]:
@@ -407,5 +397,4 @@ def steps(
 
     apart = math.ceil(x.apart) + 1.0 if x.apart else 0.0
     # Between two numbers at distance d, the function has at most ceil(d) + 1 jumps, each of size 1.
-    jumps = partial(changing_with, x, *ends, lambda d: np.ceil(d) + 1)
-    return jumps(dtype=dtype, whole=True, apart=apart)
+    return changing_with(x, *ends, lambda d: np.ceil(d) + 1, dtype=dtype, whole=True, apart=apart)

@@ -16,7 +16,7 @@ from dpjax._core._bounds import PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._host_calls import in_own_operations
-from dpjax._tracing._walks import Equation, aval, called, equations, live, parts, source_line
+from dpjax._tracing._walks import Atom, Equation, aval, called, equations, live, parts, source_line
 from dpjax.proving._exact_sums import (
     FLOATS,
     ExactCumulative,
@@ -44,34 +44,30 @@ class VarianceOf:
 
     Attributes:
         kind: how the exact variance is computed.
-        source: the index of the operation that computes the variable; -k if the variable is the
-            k-th input from the end.
-        output: the index of the variable among the results of this operation.
+        source: the index of the variable among the results of all operations, or, counted from the
+            end, among the inputs of the program.
     """
 
     kind: ExactVariance
     source: int
-    output: int = 0
 
     @staticmethod
     def at(jaxpr: jex.Jaxpr, atom: Any, kind: ExactVariance | None) -> "VarianceOf | None":
         """Returns the variance of a variable; None for a constant."""
         if kind is None:
             return None
-        for k, variable in enumerate(reversed(jaxpr.invars)):
-            if variable is atom:
-                return VarianceOf(kind, -1 - k)
-        for k, equation in enumerate(live(jaxpr)):
-            for output, variable in enumerate(equation.outvars):
-                if variable is atom:
-                    return VarianceOf(kind, k, output)
-        return None
+        places = {v: -k for k, v in enumerate(reversed(jaxpr.invars), 1)}
+        places |= {v: k for k, v in enumerate(_results(jaxpr))}
+        is_variable = isinstance(atom, jex.Var) and atom in places
+        return VarianceOf(kind, places[atom]) if is_variable else None
 
-    def variable(self, jaxpr: jex.Jaxpr, operations: Sequence[Equation]) -> jex.Var:
+    def variable(self, jaxpr: jex.Jaxpr) -> jex.Var:
         """Returns the variable in the program `jaxpr`."""
-        if self.source < 0:
-            return jaxpr.invars[self.source]
-        return operations[self.source].outvars[self.output]
+        return [*_results(jaxpr), *jaxpr.invars][self.source]
+
+
+def _results(jaxpr: jex.Jaxpr) -> list[jex.Var]:
+    return [variable for equation in live(jaxpr) for variable in equation.outvars]
 
 
 # The exact form that replaces an operation in a program.
@@ -142,16 +138,18 @@ def _has_many_terms(equation: Equation) -> bool:
     return worth_it(count, np.dtype(made.dtype))
 
 
-def _call(kind: Kind, *xs: Any) -> Equation:
-    """Returns the equation that applies an exact sum, scatter or variance to arrays."""
-    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs]
-    (equation,) = jax.make_jaxpr(kind)(*specs).jaxpr.eqns
+def _spec(atom: Atom) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval(atom).shape, aval(atom).dtype)
+
+
+def _call(function: Callable[..., jax.Array], *specs: jax.ShapeDtypeStruct) -> Equation:
+    """Returns the equation that applies a function, which is one operation, to arrays."""
+    (equation,) = jax.make_jaxpr(function)(*specs).jaxpr.eqns
     return equation
 
 
 @functools.lru_cache(maxsize=512)
-def _digest(kind: Kind, *arrays: tuple[tuple[int, ...], np.dtype]) -> str:
-    specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays]
+def _digest(kind: Kind, *specs: jax.ShapeDtypeStruct) -> str:
     return digest(_call(kind, *specs).params["jaxpr"])
 
 
@@ -165,10 +163,9 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
     kind = next((x for kind in _KINDS if (x := kind.named(name)) is not None), None)
     if kind is None or len(equation.invars) != (3 if isinstance(kind, ExactScatter) else 1):
         return None
-    xs = [(aval(x).shape, np.dtype(aval(x).dtype)) for x in equation.invars]
-    if xs[-1][1] not in FLOATS:
-        return None
-    return kind if digest(inner) == _digest(kind, *xs) else None
+    specs = list(map(_spec, equation.invars))
+    same = specs[-1].dtype in FLOATS and digest(inner) == _digest(kind, *specs)
+    return kind if same else None
 
 
 def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
@@ -258,8 +255,8 @@ def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
         if plan is not None:
             invars, outvars = equation.invars, equation.outvars
             if isinstance(plan, VarianceOf):
-                invars = [plan.variable(jaxpr, operations)]
-                call = _call(plan.kind, aval(invars[0]))
+                invars = [plan.variable(jaxpr)]
+                call = _call(plan.kind, _spec(invars[0]))
             else:
                 quotient = divided.get(outvars[0]) if uses[outvars[0]] == 1 else None
                 if quotient is not None and isinstance(plan, ExactSums):
@@ -280,7 +277,7 @@ def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
 def _call_of(equation: Equation, kind: ExactSums | ExactScatter) -> Equation:
     """Returns the equation of the exact sum (of products) that replaces an operation."""
     if equation.primitive.name != "dot_general" or isinstance(kind, ExactScatter):
-        return _call(kind, *map(aval, equation.invars))
+        return _call(kind, *map(_spec, equation.invars))
     (ca, cb), _ = equation.params["dimension_numbers"]
 
     @jax.jit
@@ -295,9 +292,7 @@ def _call_of(equation: Equation, kind: ExactSums | ExactScatter) -> Equation:
         b = lax.broadcast_in_dim(b, shape, tuple(range(middle, len(shape))))
         return kind(a * b)
 
-    specs = [jax.ShapeDtypeStruct(aval(x).shape, aval(x).dtype) for x in equation.invars]
-    (call,) = jax.make_jaxpr(exact_product)(*specs).jaxpr.eqns
-    return call
+    return _call(exact_product, *map(_spec, equation.invars))
 
 
 def _inside(parameters: dict[str, Any], sums: Sums, path: Path) -> dict[str, Any]:

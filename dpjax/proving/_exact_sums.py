@@ -14,7 +14,7 @@ import ast
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ from dpjax.proving._places import check_scatter, moved_rows
 from dpjax.proving._reductions import (
     Sums,
     SumsOf,
-    check_cut,
     check_surrounded,
     cumulative_sum,
     sum_over,
@@ -38,7 +37,7 @@ from dpjax.proving._windows import pooled_sum
 # The exponents of supported ranges. For these, floats represent all powers of two in this file.
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-_FLOAT64 = np.dtype(np.float64)
+FLOAT64 = np.dtype(np.float64)
 # If terms are at most 2^exponent, the step of the grid is at least 2^(exponent - _MOST_BITS).
 _MOST_BITS = 52
 # A sum is computed in up to this many parts, which threads may share.
@@ -95,9 +94,14 @@ class ExactSums(Named):
     divisor: float = 1.0
     title: ClassVar = "exact sum"
 
+    @property
+    def summed(self) -> Sequence[int]:
+        """The axes along which terms are added."""
+        raise NotImplementedError
+
     def count(self, shape: Sequence[int]) -> int:
         """Returns the largest number of terms in a sum."""
-        raise NotImplementedError
+        return math.prod(shape[k] for k in self.summed)
 
     def added(self, integers: jax.Array) -> jax.Array:
         """Returns the sums of integers."""
@@ -106,9 +110,6 @@ class ExactSums(Named):
     def of_floats(self, x: Abstract, sums_of: "SumsOf") -> Abstract:
         """Returns the value by the rule of float sums, but with rounding errors from `sums_of`."""
         raise NotImplementedError
-
-    def check(self, x: Abstract) -> None:
-        """Raises `RefusalError` for terms whose sums XLA would miscompile."""
 
     def __call__(self, terms: jax.Array) -> jax.Array:
         def exact_sums(terms: jax.Array) -> jax.Array:
@@ -128,8 +129,9 @@ class ExactSum(ExactSums):
 
     axes: tuple[int, ...] = (0,)
 
-    def count(self, shape: Sequence[int]) -> int:
-        return math.prod(shape[k] for k in self.axes)
+    @property
+    def summed(self) -> Sequence[int]:
+        return self.axes
 
     def added(self, integers: jax.Array) -> jax.Array:
         (found,) = sums_over([integers], self.axes)
@@ -170,7 +172,7 @@ def sums_over(arrays: Sequence[jax.Array], axes: Sequence[int]) -> list[jax.Arra
 
 def step_of(exponent: int, count: int) -> float:
     """Returns the step of the grid of a sum of up to `count` terms in [-2^exponent, 2^exponent]."""
-    return 2.0 ** (exponent - bits_of_a_digit(count, _FLOAT64))
+    return 2.0 ** (exponent - bits_of_a_digit(count, FLOAT64))
 
 
 def steps_of(terms: jax.Array, exponent: int, count: int) -> jax.Array:
@@ -179,12 +181,12 @@ def steps_of(terms: jax.Array, exponent: int, count: int) -> jax.Array:
     The sum of up to `count` of these integers does not overflow.
     """
     inverse = 1 / step_of(exponent, count)
-    return nearest_integers(lax.convert_element_type(terms, _FLOAT64) * inverse)
+    return nearest_integers(lax.convert_element_type(terms, FLOAT64) * inverse)
 
 
 def total_of_steps(sums: jax.Array, exponent: int, count: int) -> jax.Array:
     """Returns sums of steps in float64, with an error of half a unit in the last place."""
-    return lax.convert_element_type(sums, _FLOAT64) * step_of(exponent, count)
+    return lax.convert_element_type(sums, FLOAT64) * step_of(exponent, count)
 
 
 def worth_it(count: int, dtype: np.dtype) -> bool:
@@ -212,7 +214,8 @@ def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
             final = final + nearest(largest, rounding.unit(x.dtype))
         return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
-    kind.check(x)
+    if not isinstance(kind, ExactSum):
+        check_surrounded(x, kind.summed, 0.0)
     off = most_off(x, count, kind.exponent)
     found = kind.of_floats(_on_the_grid(x, kind, off), sums_of)
     return dataclasses.replace(found, off=None)
@@ -266,27 +269,29 @@ def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
     return np.minimum(np.maximum(power * unit / 2, largest - power), power * unit)
 
 
+_Kind = TypeVar("_Kind", bound=ExactSums)
+
+
 def is_over_records(x: Abstract, axes: Sequence[int]) -> bool:
     """Whether a sum over axes adds up terms of several records."""
     return not x.is_public and (x.axis is None or x.axis in axes)
 
 
-def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | None:
-    """Returns e such that a sum has terms in [-2^e, 2^e]; None if floats are accurate enough.
+def _planned(kind: _Kind, x: Abstract) -> _Kind | None:
+    """Returns exact sums with the range of their terms; None if float sums are accurate enough.
 
     Raises:
         RefusalError: if integers cannot represent the terms.
     """
-    return _exponent(*_largest(x, axes), count, x)
+    if not is_over_records(x, kind.summed):
+        return None
+    exponent = _exponent(*_largest(x, kind.summed), kind.count(x.shape), x)
+    return None if exponent is None else dataclasses.replace(kind, exponent=exponent)
 
 
 def planned_sum(x: Abstract, axes: Sequence[int], **_: Any) -> ExactSum | None:
     """Returns the exact form of a sum over the records; None if a float sum is accurate enough."""
-    axes = tuple(sorted(axes))
-    if not is_over_records(x, axes):
-        return None
-    exponent = exponent_of_range(x, axes, math.prod(x.shape[k] for k in axes))
-    return None if exponent is None else ExactSum(exponent, axes=axes)
+    return _planned(ExactSum(0, axes=tuple(sorted(axes))), x)
 
 
 def planned_product(
@@ -315,10 +320,8 @@ def planned_product(
     # This margin covers the rounding of each product.
     largest, least = largest_a * largest_b * (1 + 2.0**-18), least_a * least_b
     exponent = _exponent(largest, least, count, first, second)
-    if exponent is None:
-        return None
     axes = tuple(range(len(free), len(free) + len(ca)))
-    return ExactSum(exponent, axes=axes)
+    return None if exponent is None else ExactSum(exponent, axes=axes)
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
@@ -354,7 +357,7 @@ def _exponent(largest: float, least: float, count: int, *xs: Abstract) -> int | 
             "supported range. Rescale them"
         )
     try:
-        bits = bits_of_a_digit(count, _FLOAT64)
+        bits = bits_of_a_digit(count, FLOAT64)
     except ValueError:
         raise RefusalError(f"{count} terms are too many for an exact sum in {dtype}") from None
     if largest / least > max(_ALIKE, 2.0 ** (bits - _LEAST_BITS[dtype.itemsize])):
@@ -373,15 +376,12 @@ class ExactCumulative(ExactSums):
     reverse: bool = False
     title = "exact cumulative sum"
 
-    def count(self, shape: Sequence[int]) -> int:
-        return shape[self.axis]
+    @property
+    def summed(self) -> Sequence[int]:
+        return (self.axis,)
 
     def added(self, integers: jax.Array) -> jax.Array:
         return lax.cumsum(integers, self.axis, self.reverse)
-
-    def check(self, x: Abstract) -> None:
-        check_surrounded(x, [self.axis], 0.0)
-        check_cut(x)
 
     def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
         return cumulative_sum(x, self.axis, self.reverse, sums_of)
@@ -398,16 +398,16 @@ class ExactWindows(ExactSums):
     dilation: tuple[int, ...] = (1,)
     title = "exact sums of windows"
 
+    @property
+    def summed(self) -> Sequence[int]:
+        return [k for k, size in enumerate(self.sizes) if size > 1]
+
     def count(self, shape: Sequence[int]) -> int:
         return math.prod(self.sizes)
 
     def added(self, integers: jax.Array) -> jax.Array:
         parameters = self.sizes, self.strides, self.padding, self.gaps, self.dilation
         return lax.reduce_window(integers, np.zeros((), integers.dtype), lax.add, *parameters)
-
-    def check(self, x: Abstract) -> None:
-        check_surrounded(x, [k for k, size in enumerate(self.sizes) if size > 1], 0.0)
-        check_cut(x)
 
     def of_floats(self, x: Abstract, sums_of: SumsOf) -> Abstract:
         return pooled_sum(
@@ -418,10 +418,7 @@ class ExactWindows(ExactSums):
 
 def planned_cumulative(x: Abstract, axis: int, reverse: bool, **_: Any) -> ExactCumulative | None:
     """Returns the exact form of a cumulative sum; None if a float sum is accurate enough."""
-    if not is_over_records(x, [axis]):
-        return None
-    exponent = exponent_of_range(x, [axis], x.shape[axis])
-    return None if exponent is None else ExactCumulative(exponent, axis=axis, reverse=bool(reverse))
+    return _planned(ExactCumulative(0, axis=axis, reverse=bool(reverse)), x)
 
 
 def planned_windows(
@@ -431,14 +428,8 @@ def planned_windows(
     """Returns the exact form of sums over windows; None if float sums are accurate enough."""
     of_integers = [window_dimensions, window_strides, base_dilation, window_dilation]
     sizes, strides, gaps, dilation = (tuple(map(int, numbers)) for numbers in of_integers)
-    wide = [k for k, size in enumerate(sizes) if size > 1]
-    if not is_over_records(x, wide):
-        return None
-    if (exponent := exponent_of_range(x, wide, math.prod(sizes))) is None:
-        return None
     pads = tuple((int(a), int(b)) for a, b in padding)
-    windows = {"sizes": sizes, "strides": strides, "padding": pads}
-    return ExactWindows(exponent, **windows, gaps=gaps, dilation=dilation)
+    return _planned(ExactWindows(0, 1.0, sizes, strides, pads, gaps, dilation), x)
 
 
 _MODES = tuple(lax.GatherScatterMode)
@@ -496,7 +487,7 @@ def planned_scatter(
         raise RefusalError(
             "an exact scatter needs a public array to add to. Start with zeros, for example"
         )
-    exponent = exponent_of_range(updates, (0,), count)
+    exponent = _exponent(*_largest(updates, (0,)), count, updates)
     return None if exponent is None else ExactScatter(exponent, _MODES.index(mode))
 
 

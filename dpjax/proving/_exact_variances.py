@@ -17,6 +17,7 @@ from jax import lax
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_sums import (
+    FLOAT64,
     OF_FLOAT64,
     Named,
     nearest,
@@ -32,7 +33,6 @@ _MOST = 60
 # All columns share one center and one grid. The largest distance of a number from the center may be
 # at most this many times the width of the narrowest column.
 _MOST_UNLIKE = 2.0**10
-_FLOAT64 = np.dtype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
             "the records or the divisor are outside of the range for which this exact variance was "
             "made"
         )
-    if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(_FLOAT64):
+    if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(FLOAT64):
         raise RefusalError(
             "the product of the public factors in a variance may overflow. Rescale the records"
         )

@@ -178,12 +178,8 @@ def pooled(s: Abstract, x: Abstract) -> Abstract | None:
     error = (rounding.of_quotient(relative, x.dtype) * (1 + gamma) + gamma) * sizes
     error = rounding.up(error + 16 * rounding.tiny(x.dtype) * (n + 1) ** 2 * (1 + sizes))
     widths = rounding.up(high - low)
-    l1, l2 = (
-        min(*ends)
-        for ends in (
-            (float(widths.sum()), 2 * x.l1_of_row), (rounding.norm2(widths), 2 * x.l2_of_row),
-        )
-    )  # fmt: skip
+    l1 = min(float(widths.sum()), 2 * x.l1_of_row)
+    l2 = min(rounding.norm2(widths), 2 * x.l2_of_row)
 
     def moved(fraction: float) -> Moves:
         more = 2 * float(error.sum()), 2 * rounding.norm2(error)
@@ -194,7 +190,7 @@ def pooled(s: Abstract, x: Abstract) -> Abstract | None:
     low, high = rounding.widened(low, high, error)
     if len(s.shape) == 1:
         return make(x.shape[1:], x.dtype, low, high, None, moved(share), moved(share))
-    row = min(x.l1_of_row + float(error.sum()), math.inf), x.l2_of_row + rounding.norm2(error)
+    row = x.l1_of_row + float(error.sum()), x.l2_of_row + rounding.norm2(error)
     return make(
         (s.shape[0], *x.shape[1:]), x.dtype, low[None], high[None], 0, moved(1.0), moved(share),
         l1_of_row=_up(row[0]), l2_of_row=_up(row[1]),

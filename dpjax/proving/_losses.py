@@ -55,9 +55,8 @@ class Losses:
         for step, line in zip(self.steps, lines, strict=True):
             said.append(line)
             bound, reached = norm_of([step.value], self.norm), moved.get(step.key, 0.0)
-            before = max(
-                (ratios[key] for key in operands.get(step.key, ()) if key in ratios), default=1.0
-            )
+            known = [ratios[key] for key in operands.get(step.key, ()) if key in ratios]
+            before = max(known, default=1.0)
             if bound == 0:
                 continue
             # If no random neighbor changes the result of a step, the step's own loss is unknown.
@@ -68,10 +67,10 @@ class Losses:
 
     def _advice(self, step: Step, loss: float, reached: float) -> str:
         name = step.operation.split(":")[0]
-        instead = operation_of(name).instead
         return (
             f"{'  ' * step.depth}^ {name}: up to {loss:.2g}x is lost here, because no random"
-            f" neighbors move it by more than {reached:.4g} in {self.norm}: {instead}"
+            f" neighbors move it by more than {reached:.4g} in {self.norm}: "
+            f"{operation_of(name).instead}"
         )
 
     def _moved(self) -> tuple[dict[Path, float], dict[Path, list[Path]]]:
@@ -111,8 +110,7 @@ class Losses:
         place = rng.integers(0, n, count), np.arange(count)
         first, second = [], []
         for bound, leaf in zip(self.bounds.leaves, leaves, strict=True):
-            kinds = [_drawn(rng, bound, leaf, kind % 4) for kind in range(count)]
-            rows = np.stack(kinds)
+            rows = np.stack([_drawn(rng, bound, leaf, kind % 4) for kind in range(count)])
             other = rows.copy()
             fresh = np.stack([_drawn(rng, bound, leaf, kind // 4 % 2)[0] for kind in range(count)])
             # A third of the new records mirror the old ones, which changes an average the most.

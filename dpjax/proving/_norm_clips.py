@@ -16,7 +16,7 @@ time for the norm. The two results differ by rounding, which `_apart` bounds.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
@@ -127,6 +127,20 @@ class Search(Reader):
             return _sum_of(whole, node.equation)
         return self.moved(node, lambda at: self.mean(at, whole))
 
+    def factor(self, at: At) -> float | None:
+        """Returns a public number; None if a product with it could overflow or underflow."""
+        number = self.number(at)
+        return number if number is not None and 2.0**-60 <= number <= 2.0**60 else None
+
+    def beside_numbers(self, node: Node) -> Iterator[tuple[At, float]]:
+        """Yields the operands of a binary operation whose other operand is a public number.
+
+        Each operand comes with this number.
+        """
+        for one, other in (node.operands, node.operands[::-1]):
+            if (number := self.number(other)) is not None:
+                yield one, number
+
     def computed(self, at: At) -> float | None:
         """Returns the public number that a variable equals; None if it is not known.
 
@@ -184,9 +198,8 @@ class Search(Reader):
         # lower bound on the maximum.
         if name == "max":
             self.loose = True
-            for one, other in (operands, operands[::-1]):
-                number = self.number(other)
-                if number is not None and not _is_minus_zero(number):
+            for one, number in self.beside_numbers(node):
+                if not _is_minus_zero(number):
                     return self.squares(one)
         if name == "add":
             self.loose = True
@@ -217,9 +230,8 @@ class Search(Reader):
             return norm if sure else None
         if node.name in ("max", "add"):
             self.loose = True
-            for one, other in (node.operands, node.operands[::-1]):
-                number = self.number(other)
-                if number is not None and (node.name == "max" or number >= 0):
+            for one, number in self.beside_numbers(node):
+                if node.name == "max" or number >= 0:
                     return self.above(one)
         return self.moved(node, self.above)
 
@@ -227,12 +239,11 @@ class Search(Reader):
         """Returns a `_Norm` with factor beta if `at` <= beta / norm of `self.x`, else None."""
         node = self.node(at)
         if node.name == "min":
-            for one, other in (node.operands, node.operands[::-1]):
-                number = self.number(other)
+            for one, number in self.beside_numbers(node):
                 # A negative factor would turn the upper bound into a lower bound.
-                if number is not None and number > 0:
+                if number > 0:
                     return self.below_reciprocal(one)
-        if node.name == "select_n" and (chosen := self.when_long(node)) is not None:
+        if (chosen := self.when_long(node)) is not None:
             # `short` is chosen only if the norm of x is at most `most.factor`. It multiplies x by
             # the constant `number`. So the norm of the product is at most `number * most.factor`.
             most, short, long = chosen
@@ -254,13 +265,13 @@ class Search(Reader):
         """Analyzes a `select` that compares the norm of x with a public number, up to rounding.
 
         Returns:
-            (norm, short, long), or None for any other `select`. `short` is the case for a small
+            (norm, short, long), or None for all other operations. `short` is the case for a small
             norm, and `long` for a large norm. `norm.factor` is the largest norm for which `short`
             is chosen. If this call sets `loose`, `long` may also be chosen for a smaller norm.
         """
-        at, *cases = node.operands
-        if len(cases) != 2:
+        if node.name != "select_n" or len(node.operands) != 3:
             return None
+        at, *cases = node.operands
         outer = which = self.node(at)
         if outer.name == "broadcast_in_dim":
             which = self.node(outer.operands[0])
@@ -270,8 +281,8 @@ class Search(Reader):
         sides = which.operands if above else which.operands[::-1]
         for norm_at, number_at, order in ((*sides, 1), (*sides[::-1], -1)):
             self.loose = False
-            norm, number = self.above(norm_at), self.number(number_at)
-            if norm is not None and number is not None and 2.0**-60 <= number <= 2.0**60:
+            norm, number = self.above(norm_at), self.factor(number_at)
+            if norm is not None and number is not None:
                 norm = norm._replace(factor=number / norm.factor)
                 norm = norm if outer is which else _repeated(outer.equation, norm)
                 short, long = cases[::order]
@@ -284,8 +295,8 @@ class Search(Reader):
             return 1.0
         node = self.node(at)
         for one, other in (node.operands, node.operands[::-1]) if node.name == "mul" else ():
-            number = self.number(other)
-            if self.is_x(one) and number is not None and 2.0**-60 <= number <= 2.0**60:
+            number = self.factor(other)
+            if self.is_x(one) and number is not None:
                 return number
         return None
 
@@ -323,9 +334,7 @@ class Search(Reader):
             scaled, by = by[0], [scaled]
         if (norm := of(scaled)) is None or name == "broadcast_in_dim":
             return None if norm is None else _repeated(node.equation, norm)
-        number = self.number(by[0])
-        # Factors outside of this range could make the norm overflow or underflow.
-        if number is None or not 2.0**-60 <= number <= 2.0**60:
+        if (number := self.factor(by[0])) is None:
             return None
         return norm._replace(factor=norm.factor / number if name == "div" else norm.factor * number)
 
@@ -439,13 +448,12 @@ def clipped_by_choice(scope: Scope, equation: Equation, _: Any) -> Abstract | No
     output = equation.outvars[0]
     for atom in equation.invars:
         x = scope.value(atom)
-        if x is None or x.axis is None or x.is_public or x.dtype.kind != "f" or x.nan:
+        if x is None or x.axis is None or x.is_public or x.dtype.kind != "f":
             continue
-        if x.shape != aval(output).shape or x.pending.coarse:
+        if x.shape != aval(output).shape:
             continue
         search = Search(scope, x=atom)
-        node = search.node((output, scope))
-        chosen = search.when_long(node) if node.name == "select_n" else None
+        chosen = search.when_long(search.node((output, scope)))
         loose = search.loose
         if chosen is None or not search.is_x(chosen[1]):
             continue
@@ -566,22 +574,14 @@ def projected(scope: Scope, equation: Equation, walked: Abstract | None) -> Abst
     """
     first, second = equation.invars
     x = scope.value(first)
-    if (
-        walked is None
-        or x is None
-        or x.axis is not None
-        or x.is_public
-        or x.dtype.kind != "f"
-        or x.nan
-    ):
+    if walked is None or x is None or x.axis is not None or x.is_public or x.dtype.kind != "f":
         return None
     search = Search(scope, x=first)
     node = search.node((second, scope))
     if node.name == "broadcast_in_dim":
         node = search.node(node.operands[0])
-    for one, other in (node.operands, node.operands[::-1]) if node.name == "max" else ():
-        number = search.number(other)
-        if number is None or not 2.0**-30 <= number <= 2.0**30:
+    for one, number in search.beside_numbers(node) if node.name == "max" else ():
+        if not 2.0**-30 <= number <= 2.0**30:
             continue
         norm = search.above(one)
         if norm is None or search.loose or norm.summed != tuple(range(len(x.shape))):

@@ -325,9 +325,9 @@ class Tighter:
 def over(array: np.ndarray, axis: int | None) -> np.ndarray:
     """Returns the maximum along the axis of records, and keeps this axis with length 1.
 
-    If there is no axis of records, the array is returned unchanged.
+    If there is no axis of records, the array is returned unchanged, and so is a single number.
     """
-    return array if axis is None else array.max(axis=axis, keepdims=True)
+    return array if axis is None or not array.ndim else array.max(axis=axis, keepdims=True)
 
 
 def check_dtype(dtype: Any) -> None:
@@ -381,9 +381,7 @@ def erring(
     on one row.
     """
     each, l1, l2 = moves
-    error = np.asarray(error, float)
-    error = error if axis is None or not error.ndim else over(error, axis)
-    slips = np.where(each > 0, 2 * error, 0.0)
+    slips = np.where(each > 0, 2 * over(np.asarray(error, float), axis), 0.0)
     copies = math.prod(s for k, s in enumerate(shape) if k != axis) / max(1, slips.size)
     room, largest = 1 + slips.size * 2.0**-52, float(slips.max(initial=0.0))
     slip1, slip2 = float(slips.sum()) * copies * room, rounding.norm2(slips, copies) * room
