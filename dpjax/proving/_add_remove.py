@@ -22,7 +22,7 @@ from dpjax._core._bounds import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._choices import everywhere
-from dpjax.proving._exact_programs import kind_of, value_of
+from dpjax.proving._exact_programs import kind_of
 from dpjax.proving._exact_sums import ExactCumulative, ExactScatter, ExactSum
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import of_call
@@ -166,12 +166,12 @@ class PaddedWalk(Walk):
             return None
         if not isinstance(kind, (ExactSum, ExactCumulative, ExactScatter)):
             raise RefusalError(f"proofs under add-or-remove-one do not support {kind.title}")
-        found = value_of(kind, [x.value for x in operands])
+        found = kind.value(*(x.value for x in operands))
         row, applied = found, Applied({}, operands, found)
         if isinstance(kind, ExactScatter):
             place, found = scattered(applied), tight_exact_sums(applied)
         else:
-            row = value_of(kind, [x.empty for x in operands])
+            row = kind.value(*(x.empty for x in operands))
             rule = reduced if isinstance(kind, ExactSum) else accumulated
             place = rule(applied._replace(parameters=dataclasses.asdict(kind)))
         self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))

@@ -24,11 +24,9 @@ from dpjax.proving._exact_sums import (
     ExactSum,
     ExactSums,
     ExactWindows,
-    scattered_exactly,
-    summed_exactly,
     worth_it,
 )
-from dpjax.proving._exact_variances import ExactVariance, of_records
+from dpjax.proving._exact_variances import ExactVariance
 from dpjax.proving._operations import operation_of
 from dpjax.proving._value import Abstract
 
@@ -166,15 +164,6 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
     specs = list(map(_spec, equation.invars))
     same = specs[-1].dtype in FLOATS and digest(inner) == _digest(kind, *specs)
     return kind if same else None
-
-
-def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
-    """Returns the abstract value of an exact sum, scatter or variance."""
-    if isinstance(kind, ExactScatter):
-        start, places, updates = operands
-        return scattered_exactly(start, places, updates, kind)
-    (x,) = operands
-    return summed_exactly(x, kind) if isinstance(kind, ExactSums) else of_records(x, kind)
 
 
 def exact_steps(jaxpr: jex.Jaxpr, line: str = "") -> tuple[str, ...]:

@@ -13,7 +13,7 @@ windows that contain the record. Each of them changes by as much as the integer 
 import ast
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import jax
@@ -59,7 +59,23 @@ OF_FLOAT64 = 16 * 2.0**-53
 
 
 class Named:
-    """A program whose name encodes its fields, so that the fields can be read from a jaxpr."""
+    """A program whose name encodes its fields, so that the fields can be read from a jaxpr.
+
+    Attributes:
+        value: computes the abstract value of the result from those of the operands.
+        compute: computes the result. It is called with x64 enabled.
+    """
+
+    value: Callable[..., Abstract]
+    compute: Callable[..., jax.Array]
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        def exact(*arrays: jax.Array) -> jax.Array:
+            return self.compute(*arrays)
+
+        exact.__name__ = self.name
+        with jax.enable_x64(True):
+            return jax.jit(exact)(*arrays)
 
     @property
     def name(self) -> str:
@@ -111,16 +127,37 @@ class ExactSums(Named):
         """Returns the value by the rule of float sums, but with rounding errors from `sums_of`."""
         raise NotImplementedError
 
-    def __call__(self, terms: jax.Array) -> jax.Array:
-        def exact_sums(terms: jax.Array) -> jax.Array:
-            count = self.count(terms.shape)
-            sums = self.added(steps_of(terms, self.exponent, count))
-            total = total_of_steps(sums, self.exponent, count)
-            return lax.convert_element_type(total / self.divisor, terms.dtype)
+    def compute(self, terms: jax.Array) -> jax.Array:
+        count = self.count(terms.shape)
+        sums = self.added(steps_of(terms, self.exponent, count))
+        total = total_of_steps(sums, self.exponent, count)
+        return lax.convert_element_type(total / self.divisor, terms.dtype)
 
-        exact_sums.__name__ = self.name
-        with jax.enable_x64(True):
-            return jax.jit(exact_sums)(terms)
+    def value(self, x: Abstract) -> Abstract:
+        """Returns the abstract value of exact sums.
+
+        An exact sum adds up terms that are rounded to a grid, and then rounds the total to the
+        nearest float. Rounding to the grid changes a term by at most half a step. So if a term
+        changes by d, the rounded term changes by at most d + step; if the term does not change,
+        neither does the rounded one.
+        """
+        count = self.count(x.shape)
+        if x.nan or x.pending.coarse or not self.divisor > 0:
+            raise RefusalError("the terms of an exact sum must be finite numbers within its range")
+
+        def sums_of(terms: Abstract, count: int, sizes: np.ndarray) -> Sums:
+            host, scale = (count + 100) * 2.0**-52, 1 / self.divisor
+            largest = np.maximum(sizes * (1 + host), 2.0**-500)
+            final = OF_FLOAT64 * count * 2.0**self.exponent * scale + 4 * rounding.tiny(x.dtype)
+            if x.dtype == np.float32:
+                final = final + nearest(largest, rounding.unit(x.dtype))
+            return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
+
+        if not isinstance(self, ExactSum):
+            check_surrounded(x, self.summed, 0.0)
+        off = most_off(x, count, self.exponent)
+        found = self.of_floats(_on_the_grid(x, off, self.divisor), sums_of)
+        return dataclasses.replace(found, off=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,39 +231,12 @@ def worth_it(count: int, dtype: np.dtype) -> bool:
     return dtype in FLOATS and count * rounding.sum_units(count, dtype) >= _WORTH_IT
 
 
-def summed_exactly(x: Abstract, kind: ExactSums) -> Abstract:
-    """Returns the abstract value of exact sums.
-
-    An exact sum adds up terms that are rounded to a grid, and then rounds the total to the nearest
-    float. Rounding to the grid changes a term by at most half a step. So if a term changes by d,
-    the rounded term changes by at most d + step; if the term does not change, neither does the
-    rounded one.
-    """
-    count = kind.count(x.shape)
-    if x.nan or x.pending.coarse or not kind.divisor > 0:
-        raise RefusalError("the terms of an exact sum must be finite numbers within its range")
-
-    def sums_of(terms: Abstract, count: int, sizes: np.ndarray) -> Sums:
-        host, scale = (count + 100) * 2.0**-52, 1 / kind.divisor
-        largest = np.maximum(sizes * (1 + host), 2.0**-500)
-        final = OF_FLOAT64 * count * 2.0**kind.exponent * scale + 4 * rounding.tiny(x.dtype)
-        if x.dtype == np.float32:
-            final = final + nearest(largest, rounding.unit(x.dtype))
-        return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
-
-    if not isinstance(kind, ExactSum):
-        check_surrounded(x, kind.summed, 0.0)
-    off = most_off(x, count, kind.exponent)
-    found = kind.of_floats(_on_the_grid(x, kind, off), sums_of)
-    return dataclasses.replace(found, off=None)
-
-
-def _on_the_grid(x: Abstract, kind: ExactSums, off: float) -> Abstract:
+def _on_the_grid(x: Abstract, off: float, divisor: float) -> Abstract:
     """Returns the abstract value of terms that are rounded to the grid and then divided.
 
     A term that is always 0 is on the grid, so it is not rounded.
     """
-    scale, off_grid = 1 / kind.divisor, np.where(x.magnitude > 0, off, 0.0)
+    scale, off_grid = 1 / divisor, np.where(x.magnitude > 0, off, 0.0)
     low, high = rounding.widened(x.low - off_grid, x.high + off_grid, np.zeros(()))
 
     def moved(d: Difference) -> Moves:
@@ -453,19 +463,55 @@ class ExactScatter(Named):
         axes = tuple(range(places.shape[-1]))
         return lax.ScatterDimensionNumbers(tuple(range(1, len(updates.shape))), axes, axes)
 
-    def __call__(self, start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
-        def exact_scatter(start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
-            steps = steps_of(updates, self.exponent, len(updates))
-            zeros = lax.full(start.shape, 0, steps.dtype)
-            numbers = self.numbers(places, steps)
-            sums = lax.scatter_add(zeros, places, steps, numbers, mode=_MODES[self.mode])
-            total = total_of_steps(sums, self.exponent, len(updates))
-            total = total + lax.convert_element_type(start, jnp.float64)
-            return lax.convert_element_type(total, start.dtype)
+    def compute(self, start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
+        steps = steps_of(updates, self.exponent, len(updates))
+        zeros = lax.full(start.shape, 0, steps.dtype)
+        numbers = self.numbers(places, steps)
+        sums = lax.scatter_add(zeros, places, steps, numbers, mode=_MODES[self.mode])
+        total = total_of_steps(sums, self.exponent, len(updates))
+        total = total + lax.convert_element_type(start, jnp.float64)
+        return lax.convert_element_type(total, start.dtype)
 
-        exact_scatter.__name__ = self.name
-        with jax.enable_x64(True):
-            return jax.jit(exact_scatter)(start, places, updates)
+    def value(self, start: Abstract, places: Abstract, updates: Abstract) -> Abstract:
+        """Returns the abstract value of an exact scatter.
+
+        Each number of a record is rounded to a grid, and the resulting integers are added up at the
+        index of the record. If a record changes, only the sums at its old and its new index change.
+        So at most two rows change, and only these two are rounded differently.
+        """
+        numbers = self.numbers(places, updates)
+        size, _ = check_scatter(start, places, updates, numbers, _MODES[self.mode])
+        if updates.nan or updates.pending.coarse or not start.is_finite or start.pending.coarse:
+            raise RefusalError(
+                "an exact scatter needs finite updates and a public array to add to. Start with "
+                "zeros, for example"
+            )
+        n, dtype = updates.shape[0], start.dtype
+        off = most_off(updates, n, self.exponent)
+        axes, first = len(start.shape) - len(size), float(start.magnitude.max())
+        each, l1, l2 = moved_rows(places, updates, size, off)
+        room = 1 + (n + 100) * 2.0**-52
+        low, high = updates.low.min(axis=0, keepdims=True), updates.high.max(axis=0, keepdims=True)
+        row = (1,) * axes
+        low = start.low + n * (np.minimum(low, 0.0) * room - off).reshape(row + low.shape[1:])
+        high = start.high + n * (np.maximum(high, 0.0) * room + off).reshape(row + high.shape[1:])
+        largest = np.asarray(max(float(np.abs(low).max()), float(np.abs(high).max()), 2.0**-500))
+        final = OF_FLOAT64 * (n * 2.0**self.exponent + first) + 4 * rounding.tiny(dtype)
+        final = float(rounding.up(final + nearest(largest, rounding.unit(dtype))))
+        entries = 2 * math.prod(size)
+        moved = (
+            rounding.up(np.where(each > 0, each + 2 * final, 0.0)).reshape(row + each.shape[1:]),
+            float(rounding.up(l1 + 2 * final * entries)),
+            float(rounding.up(l2 + 2 * final * math.sqrt(entries))),
+        )
+        low, high = rounding.widened(low, high, np.asarray(final))
+        apart = n * (updates.apart + 2 * off) if updates.apart else 2 * off
+        pending = Pending().having(**Pending.flags([updates.pending]))
+        return make(
+            start.shape, dtype, low, high, None, moved, moved, counts=[float(entries)] * 2,
+            pending=pending.having(single=n == 1),
+            apart=math.inf if places.apart else float(rounding.up(apart + 2 * final)),
+        )  # fmt: skip
 
 
 def planned_scatter(
@@ -489,47 +535,3 @@ def planned_scatter(
         )
     exponent = _exponent(*_largest(updates, (0,)), count, updates)
     return None if exponent is None else ExactScatter(exponent, _MODES.index(mode))
-
-
-def scattered_exactly(
-    start: Abstract, places: Abstract, updates: Abstract, kind: ExactScatter
-) -> Abstract:
-    """Returns the abstract value of an exact scatter.
-
-    Each number of a record is rounded to a grid, and the resulting integers are added up at the
-    index of the record. If a record changes, only the sums at its old and its new index change. So
-    at most two rows change, and only these two are rounded differently.
-    """
-    numbers = kind.numbers(places, updates)
-    size, _ = check_scatter(start, places, updates, numbers, _MODES[kind.mode])
-    if updates.nan or updates.pending.coarse or not start.is_finite or start.pending.coarse:
-        raise RefusalError(
-            "an exact scatter needs finite updates and a public array to add to. Start with "
-            "zeros, for example"
-        )
-    n, dtype = updates.shape[0], start.dtype
-    off = most_off(updates, n, kind.exponent)
-    axes, first = len(start.shape) - len(size), float(start.magnitude.max())
-    each, l1, l2 = moved_rows(places, updates, size, off)
-    room = 1 + (n + 100) * 2.0**-52
-    low, high = updates.low.min(axis=0, keepdims=True), updates.high.max(axis=0, keepdims=True)
-    row = (1,) * axes
-    low = start.low + n * (np.minimum(low, 0.0) * room - off).reshape(row + low.shape[1:])
-    high = start.high + n * (np.maximum(high, 0.0) * room + off).reshape(row + high.shape[1:])
-    largest = np.asarray(max(float(np.abs(low).max()), float(np.abs(high).max()), 2.0**-500))
-    final = OF_FLOAT64 * (n * 2.0**kind.exponent + first) + 4 * rounding.tiny(dtype)
-    final = float(rounding.up(final + nearest(largest, rounding.unit(dtype))))
-    entries = 2 * math.prod(size)
-    moved = (
-        rounding.up(np.where(each > 0, each + 2 * final, 0.0)).reshape(row + each.shape[1:]),
-        float(rounding.up(l1 + 2 * final * entries)),
-        float(rounding.up(l2 + 2 * final * math.sqrt(entries))),
-    )
-    low, high = rounding.widened(low, high, np.asarray(final))
-    apart = n * (updates.apart + 2 * off) if updates.apart else 2 * off
-    pending = Pending().having(**Pending.flags([updates.pending]))
-    return make(
-        start.shape, dtype, low, high, None, moved, moved, counts=[float(entries)] * 2,
-        pending=pending.having(single=n == 1),
-        apart=math.inf if places.apart else float(rounding.up(apart + 2 * final)),
-    )  # fmt: skip

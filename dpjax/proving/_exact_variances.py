@@ -53,27 +53,75 @@ class ExactVariance(Named):
     matrix: bool = False
     title: ClassVar = "exact variance"
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        def exact_variance(x: jax.Array) -> jax.Array:
-            y = lax.convert_element_type(x, jnp.float64) - self.center
-            squares = y[:, :, None] * y[:, None, :] if self.matrix else y * y
-            n, exponents = len(x), (self.exponent, 2 * self.exponent)
-            steps = [steps_of(z, e, n) for z, e in zip((y, squares), exponents, strict=True)]
-            if self.matrix:
-                sums = [z for one in steps for z in sums_over([one], (0,))]
-            else:
-                sums = sums_over(steps, (0,))
-            total, whole = (total_of_steps(z, e, n) for z, e in zip(sums, exponents, strict=True))
-            outer = total[:, None] * total[None] if self.matrix else total * total
-            rest = whole - outer / n
-            found = rest / self.divisor
-            if not self.matrix:
-                found = lax.max(found, lax.full_like(found, 0.0))
-            return lax.convert_element_type(found, x.dtype)
+    def compute(self, x: jax.Array) -> jax.Array:
+        y = lax.convert_element_type(x, jnp.float64) - self.center
+        squares = y[:, :, None] * y[:, None, :] if self.matrix else y * y
+        n, exponents = len(x), (self.exponent, 2 * self.exponent)
+        steps = [steps_of(z, e, n) for z, e in zip((y, squares), exponents, strict=True)]
+        if self.matrix:
+            sums = [z for one in steps for z in sums_over([one], (0,))]
+        else:
+            sums = sums_over(steps, (0,))
+        total, whole = (total_of_steps(z, e, n) for z, e in zip(sums, exponents, strict=True))
+        outer = total[:, None] * total[None] if self.matrix else total * total
+        rest = whole - outer / n
+        found = rest / self.divisor
+        if not self.matrix:
+            found = lax.max(found, lax.full_like(found, 0.0))
+        return lax.convert_element_type(found, x.dtype)
 
-        exact_variance.__name__ = self.name
-        with jax.enable_x64(True):
-            return jax.jit(exact_variance)(x)
+    def value(self, x: Abstract) -> Abstract:
+        """Returns the abstract value of an exact variance or covariance matrix.
+
+        docs/proofs/global-sensitivity.md has the proof.
+        """
+        n, divisor = x.shape[0], self.divisor
+        top = 2.0**self.exponent
+        by_record = x.axis == 0 and x.others.is_zero and not x.nan and x.is_finite
+        if not by_record or x.pending.coarse or (len(x.shape) > 2 and self.matrix):
+            raise RefusalError("an exact variance must be a variance over the records")
+        if not (
+            _largest(x, self.center) <= top and 1 <= divisor <= n and abs(self.exponent) <= _MOST
+        ):
+            raise RefusalError(
+                "the records or the divisor are outside of the range for which this exact variance "
+                "was made"
+            )
+        if 2 * (x.pending.bits + abs(self.exponent)) + _MOST > rounding.most_bits(FLOAT64):
+            raise RefusalError(
+                "the product of the public factors in a variance may overflow. Rescale the records"
+            )
+        apart = x.apart + 4 * 2.0**-53 * top
+        off = apart + step_of(self.exponent, n) / 2
+        square_apart = 2 * top * apart + apart**2 + 4 * 2.0**-53 * top**2
+        square_off = square_apart + step_of(2 * self.exponent, n) / 2
+        # `loose` bounds |b_j - a_j^2|.
+        loose = square_off + 2 * top * off + off**2
+        low, high = x.low.min(axis=0), x.high.max(axis=0)
+        width = rounding.up(np.broadcast_to(high - low + 2 * off, x.changed.each[0].shape))
+        still = np.broadcast_to(x.changed.each[0] == 0, width.shape)
+        l2 = math.inf
+        if self.matrix:
+            width = np.broadcast_to(width, x.shape[1:])
+            still = np.broadcast_to(still, width.shape)
+            still, products = still[:, None] & still, rounding.up(width[:, None] * width)
+        else:
+            products = rounding.up(width**2)
+        share = (n - 1) / n / divisor
+        largest = rounding.up(products * (n / divisor) / 4 + loose * n / divisor)
+        error = 8 * OF_FLOAT64 * n * top**2 / divisor + 4 * rounding.tiny(x.dtype)
+        error = error + nearest(np.maximum(largest, 2.0**-500), rounding.unit(x.dtype))
+        slip = rounding.up(2 * loose / divisor + 2 * error)
+        each = np.where(still, 0.0, rounding.up(products * share + slip))
+        if self.matrix:
+            radius = x.l2_of_row + off * math.sqrt(math.prod(x.shape[1:]))
+            whole = min(float(rounding.norm2(width)) ** 2, 4 * radius**2)
+            l2 = float(rounding.up(whole * share + rounding.norm2(np.where(still, 0.0, slip))))
+        moved, high = (each, math.inf, l2), rounding.up(largest + error)
+        return make(
+            each.shape if self.matrix else x.shape[1:], x.dtype, -high if self.matrix else 0 * high,
+            high, None, moved, moved, pending=Pending().having(**Pending.flags([x.pending])),
+        )  # fmt: skip
 
 
 def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVariance | None:
@@ -92,55 +140,3 @@ def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVarian
 def _largest(x: Abstract, center: float) -> float:
     """Bounds the distance of numbers from the center, including the rounding of the difference."""
     return float(np.maximum(np.abs(x.low - center), np.abs(x.high - center)).max()) * (1 + 2.0**-18)
-
-
-def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
-    """Returns the abstract value of an exact variance or covariance matrix.
-
-    docs/proofs/global-sensitivity.md has the proof.
-    """
-    n, divisor = x.shape[0], kind.divisor
-    top = 2.0**kind.exponent
-    by_record = x.axis == 0 and x.others.is_zero and not x.nan and x.is_finite
-    if not by_record or x.pending.coarse or (len(x.shape) > 2 and kind.matrix):
-        raise RefusalError("an exact variance must be a variance over the records")
-    if not (_largest(x, kind.center) <= top and 1 <= divisor <= n and abs(kind.exponent) <= _MOST):
-        raise RefusalError(
-            "the records or the divisor are outside of the range for which this exact variance was "
-            "made"
-        )
-    if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(FLOAT64):
-        raise RefusalError(
-            "the product of the public factors in a variance may overflow. Rescale the records"
-        )
-    apart = x.apart + 4 * 2.0**-53 * top
-    off = apart + step_of(kind.exponent, n) / 2
-    square_apart = 2 * top * apart + apart**2 + 4 * 2.0**-53 * top**2
-    square_off = square_apart + step_of(2 * kind.exponent, n) / 2
-    # `loose` bounds |b_j - a_j^2|.
-    loose = square_off + 2 * top * off + off**2
-    low, high = x.low.min(axis=0), x.high.max(axis=0)
-    width = rounding.up(np.broadcast_to(high - low + 2 * off, x.changed.each[0].shape))
-    still = np.broadcast_to(x.changed.each[0] == 0, width.shape)
-    l2 = math.inf
-    if kind.matrix:
-        width = np.broadcast_to(width, x.shape[1:])
-        still = np.broadcast_to(still, width.shape)
-        still, products = still[:, None] & still, rounding.up(width[:, None] * width)
-    else:
-        products = rounding.up(width**2)
-    share = (n - 1) / n / divisor
-    largest = rounding.up(products * (n / divisor) / 4 + loose * n / divisor)
-    error = 8 * OF_FLOAT64 * n * top**2 / divisor + 4 * rounding.tiny(x.dtype)
-    error = error + nearest(np.maximum(largest, 2.0**-500), rounding.unit(x.dtype))
-    slip = rounding.up(2 * loose / divisor + 2 * error)
-    each = np.where(still, 0.0, rounding.up(products * share + slip))
-    if kind.matrix:
-        radius = x.l2_of_row + off * math.sqrt(math.prod(x.shape[1:]))
-        whole = min(float(rounding.norm2(width)) ** 2, 4 * radius**2)
-        l2 = float(rounding.up(whole * share + rounding.norm2(np.where(still, 0.0, slip))))
-    moved, high = (each, math.inf, l2), rounding.up(largest + error)
-    return make(
-        each.shape if kind.matrix else x.shape[1:], x.dtype, -high if kind.matrix else 0 * high,
-        high, None, moved, moved, pending=Pending().having(**Pending.flags([x.pending])),
-    )  # fmt: skip

@@ -31,8 +31,6 @@ from dpjax.proving._reductions import sum_over
 from dpjax.proving._scopes import MOST_STEPS, At, Node, Reader, Scope
 from dpjax.proving._value import Abstract, Difference, Moves, anywhere, changing_with, make
 
-_SMALL = 2**20
-
 
 class _Norm(NamedTuple):
     """An array that contains `factor` times the norm of x over the axes `summed`.
@@ -53,11 +51,6 @@ class _Norm(NamedTuple):
 def _is_minus_zero(number: float) -> bool:
     """Whether a number is -0, whose root is -0 and whose reciprocal is -infinity."""
     return number == 0 and math.copysign(1, number) < 0
-
-
-def _is_small(number: float) -> bool:
-    """Whether a number is a small integer. Differences of such integers are exact in float32."""
-    return number.is_integer() and 0 <= number < _SMALL
 
 
 def _sum_of(atom: Atom, equation: Equation) -> _Norm:
@@ -97,18 +90,14 @@ class Search(Reader):
 
     def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
         """Returns (a, axes) if a variable is `a` minus the means of `a` over `axes`; else None."""
-        steps, self.steps = self.steps, 0
-        found = self._less_its_means(at)
-        # `_apart` bounds the rounding of the operations that compute x. So they do not count here.
-        self.steps = steps
-        return found
-
-    def _less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
-        node = self.node(at)
+        # `_apart` bounds the rounding of the operations that compute x. So this search counts its
+        # own steps.
+        search = Search(self.root)
+        node = search.node(at)
         if node.name != "sub":
             return None
-        found = self.node(node.operands[0])
-        whole, mean = found.atom, self.mean(node.operands[1], found.atom)
+        found = search.node(node.operands[0])
+        whole, mean = found.atom, search.mean(node.operands[1], found.atom)
         if found.scope is not self.root or isinstance(whole, jex.Literal) or mean is None:
             return None
         shape = aval(whole).shape
@@ -153,7 +142,9 @@ class Search(Reader):
         if node.name not in ("sub", "gt") or aval(node.equation.invars[0]).dtype.kind != "f":
             return None
         first, second = map(self.computed, node.operands)
-        if first is None or second is None or not all(map(_is_small, (first, second))):
+        if first is None or second is None:
+            return None
+        if not all(x.is_integer() and 0 <= x < 2**20 for x in (first, second)):
             return None
         return first - second if node.name == "sub" else float(first > second)
 

@@ -340,7 +340,7 @@ class Walk:
         if (kind := exact_programs.kind_of(equation, inner)) is not None:
             if (refusal := next((x.refusal for x in operands if x.refusal), None)) is not None:
                 raise refusal
-            exact = exact_programs.value_of(kind, operands)
+            exact = kind.value(*operands)
             self.steps.append(Step(self.depth, kind.title, self.line, exact, self.path))
             return [exact]
         coarse = any(x.pending.coarse or x.refusal for x in operands)
