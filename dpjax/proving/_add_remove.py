@@ -21,23 +21,14 @@ import numpy as np
 from dpjax._core._bounds import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
 from dpjax.proving import _rounding as rounding
+from dpjax.proving import _slots as slots
 from dpjax.proving._choices import everywhere
 from dpjax.proving._exact_programs import kind_of
 from dpjax.proving._exact_sums import ExactCumulative, ExactScatter, ExactSum
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import of_call
 from dpjax.proving._rows import as_rows, norm_of
-from dpjax.proving._slots import (
-    Applied,
-    Slots,
-    Tracked,
-    accumulated,
-    placed,
-    reduced,
-    row_norms,
-    scattered,
-    tight_exact_sums,
-)
+from dpjax.proving._slots import Applied, Slots, Tracked
 from dpjax.proving._value import Abstract, Pending, RefusalError, Tighter, constant, meet, over
 from dpjax.proving._walk import Step, Walk
 
@@ -103,7 +94,7 @@ class PaddedWalk(Walk):
             return found or self.inner_outputs(inner, operands)
         operation = operation_of(equation.primitive.name)
         if operation.slots is None and operands:  # Refuse a loop before its steps are walked.
-            placed(None, Applied(equation.params, operands, operands[0].value))
+            slots.placed(None, Applied(equation.params, operands, operands[0].value))
         walk = Walk(path=self.path, sums=self.sums)
         values = walk.ruled(equation, [x.value for x in operands])
         try:
@@ -119,18 +110,18 @@ class PaddedWalk(Walk):
                     "float32 instead"
                 )
             applied = Applied(equation.params, operands, value)
-            slots = placed(operation.slots, applied)
+            place = slots.placed(operation.slots, applied)
             tighter = operation.tighter(applied) if operation.tighter else value
             # A permutation of the records changes no bit of the result in two cases: it changes no
             # bit of the operands, or the result consists of integers that are computed exactly
             # (`apart` is 0).
             exact = value.dtype.kind in "iub" and value.apart == 0
-            fixed = slots.axis is None and (exact or all(x.fixed for x in operands))
+            fixed = place.axis is None and (exact or all(x.fixed for x in operands))
             # A sort of one array undoes a permutation of its entries. If `apart` is 0, the permuted
             # entries are rounded in the same way as before.
             alone = equation.primitive.name == "sort" and len(operands) == 1
-            fixed |= alone and slots.axis is None and not operands[0].value.apart
-            made.append(_within_rows(Tracked(tighter, row, slots, fixed)))
+            fixed |= alone and place.axis is None and not operands[0].value.apart
+            made.append(_within_rows(Tracked(tighter, row, place, fixed)))
         return made
 
     def _looked_up(self, equation: Equation, operands: list[Tracked]) -> list[Tracked] | None:
@@ -154,9 +145,9 @@ class PaddedWalk(Walk):
         self.steps.append(Step(self.depth, f"lemma {found.name}", self.line, value, self.path))
         emptied = of_call(equation, [y.empty for y in operands])
         row = emptied.value if emptied and emptied.value else value
-        slots = x.slots if by_entry else Slots()
-        fixed = slots.axis is None and (x.fixed or value.apart == 0)
-        return [_within_rows(Tracked(value, row, slots, fixed))]
+        place = x.slots if by_entry else Slots()
+        fixed = place.axis is None and (x.fixed or value.apart == 0)
+        return [_within_rows(Tracked(value, row, place, fixed))]
 
     def _exact_sum(
         self, equation: Equation, inner: Any, operands: list[Tracked]
@@ -169,10 +160,10 @@ class PaddedWalk(Walk):
         found = kind.value(*(x.value for x in operands))
         row, applied = found, Applied({}, operands, found)
         if isinstance(kind, ExactScatter):
-            place, found = scattered(applied), tight_exact_sums(applied)
+            place, found = slots.scattered(applied), slots.tight_exact_sums(applied)
         else:
             row = kind.value(*(x.empty for x in operands))
-            rule = reduced if isinstance(kind, ExactSum) else accumulated
+            rule = slots.reduced if isinstance(kind, ExactSum) else slots.accumulated
             place = rule(applied._replace(parameters=dataclasses.asdict(kind)))
         self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))
         # If `apart` is 0, a permutation of the records only reorders the terms, and an exact sum
@@ -209,12 +200,12 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
     values = [x.value for x in outputs]
     sizes = [(0.0 if x.fixed else x.value.apart, math.prod(x.value.shape)) for x in outputs]
     if norm == "l1":
-        slots = sum(apart * size for apart, size in sizes)
+        permuted = sum(apart * size for apart, size in sizes)
     elif norm == "l2":
-        slots = rounding.norm2([apart * math.sqrt(size) for apart, size in sizes])
+        permuted = rounding.norm2([apart * math.sqrt(size) for apart, size in sizes])
     else:
-        slots = max(apart for apart, _ in sizes)
-    return norm_of(values, norm), float(rounding.up(slots))
+        permuted = max(apart for apart, _ in sizes)
+    return norm_of(values, norm), float(rounding.up(permuted))
 
 
 def _within_rows(x: Tracked) -> Tracked:
@@ -228,7 +219,7 @@ def _within_rows(x: Tracked) -> Tracked:
     if value.axis != axis or value.nan:
         return x
     apart = np.maximum(value.high - x.empty.low, x.empty.high - value.low)
-    rows = zip(row_norms(value, axis), row_norms(x.empty, axis), strict=True)
+    rows = zip(slots.row_norms(value, axis), slots.row_norms(x.empty, axis), strict=True)
     l1, l2 = (float(rounding.up(a + b)) for a, b in rows)
     changed = rounding.up(over(apart, axis)), l1, l2
     return dataclasses.replace(x, value=meet(value, changed=changed))

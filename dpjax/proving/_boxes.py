@@ -481,15 +481,8 @@ def farthest_apart(
     run = jax.jit(jex.jaxpr_as_fun(program.jaxpr))
 
     def apart(first: Array, second: Array, other: Array) -> float:
-        values = [
-            run(
-                *(
-                    _with_others(*pair, record, other)
-                    for pair in zip(leaves, coordinates.arrays, strict=True)
-                )
-            )
-            for record in (first, second)
-        ]
+        pair = [_with_others(leaves, coordinates, record, other) for record in (first, second)]
+        values = [run(*database) for database in pair]
         rows = [np.concatenate([np.ravel(x).astype(float) for x in value]) for value in values]
         distance = norms(np.abs(rows[0] - rows[1]), norm) * (1 - 2.0**-30)
         return float(np.nan_to_num(distance, posinf=0.0))
@@ -509,10 +502,14 @@ def farthest_apart(
     return reached
 
 
-def _with_others(leaf: Any, columns: Columns, record: Array, other: Array) -> Array:
-    """Returns an array of a database whose first record is `record`; all others are `other`."""
-    size = math.prod(columns.shape)
-    rows = np.broadcast_to(other[columns.place], (leaf.shape[0], size)).copy()
-    rows[0] = record[columns.place]
-    rows = rows if columns.dtype.kind == "f" else np.floor(rows)
-    return rows.reshape(leaf.shape).astype(columns.dtype)
+def _with_others(
+    leaves: Sequence[Any], coordinates: Coordinates, record: Array, other: Array
+) -> list[Array]:
+    """Returns a database whose first record is `record`, and whose other records are `other`."""
+    found = list[Array]()
+    for leaf, (place, _, _, dtype) in zip(leaves, coordinates.arrays, strict=True):
+        rows = np.tile(other[place], (leaf.shape[0], 1))
+        rows[0] = record[place]
+        rows = rows if dtype.kind == "f" else np.floor(rows)
+        found.append(rows.reshape(leaf.shape).astype(dtype))
+    return found

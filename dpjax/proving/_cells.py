@@ -258,11 +258,6 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     return changing_with(xs, np.full(ones, low), np.full(ones, high), anywhere, dtype=dtype)
 
 
-# For each array of counts: whether every record is known to be counted in one of its entries. If
-# so, one count falls only if another one rises.
-Transfers = Mapping[Abstract, bool]
-
-
 def transfer(
     name: str, params: Mapping[str, Any], operands: Sequence[Abstract], found: Abstract
 ) -> bool | None:
@@ -293,8 +288,13 @@ def transfer(
     return added and inside
 
 
-def sum_of_counts(x: Abstract, found: Abstract, held: Held, transfers: Transfers) -> Abstract:
+def sum_of_counts(
+    x: Abstract, found: Abstract, held: Held, transfers: Mapping[Abstract, bool]
+) -> Abstract:
     """Tightens `found`, the value of the sum of x, where x is a function of counts.
+
+    For each array of counts, `transfers` says whether every record is known to be counted in one of
+    its entries. If so, one count falls only if another one rises.
 
     The lemma at the top of this file bounds how much the sum changes.
     """

@@ -363,12 +363,11 @@ def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
 
     XLA may rewrite max(low, clamp(low, x, high)) as the clamp, which would be wrong for low > high.
     """
-    if low.high.max() > high.low.min():
-        a, b = aligned(low, high)
-        if (a.high > b.low).any():
-            raise RefusalError(
-                "the lower bound of the clamp may exceed its upper bound. Use jnp.clip instead"
-            )
+    a, b = aligned(low, high)
+    if (a.high > b.low).any():
+        raise RefusalError(
+            "the lower bound of the clamp may exceed its upper bound. Use jnp.clip instead"
+        )
     return extremum(extremum(low, x, largest=True), high, largest=False)
 
 

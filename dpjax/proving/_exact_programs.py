@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,7 +28,6 @@ from dpjax.proving._exact_sums import (
 )
 from dpjax.proving._exact_variances import ExactVariance
 from dpjax.proving._operations import operation_of
-from dpjax.proving._value import Abstract
 
 # The indices that locate an operation in a program and its inner programs, as in `Step.path`.
 Path = tuple[int, ...]
@@ -71,18 +70,6 @@ def _results(jaxpr: jex.Jaxpr) -> list[jex.Var]:
 # The exact form that replaces an operation in a program.
 Planned = ExactSums | ExactScatter | VarianceOf
 Sums = dict[Path, Planned]
-
-
-def planned(equation: Equation, operands: Sequence[Abstract]) -> Planned | None:
-    """Returns the exact form of an operation that sums over records.
-
-    The result is None for other operations, and for sums that are accurate enough in floats.
-
-    Raises:
-        RefusalError: if integers cannot represent the terms.
-    """
-    exact = operation_of(equation.primitive.name).exact
-    return None if exact is None else exact(*operands, **equation.params)
 
 
 def with_sum(sums: Sums, path: Path, plan: Planned) -> None:

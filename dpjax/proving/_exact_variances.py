@@ -15,18 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpjax.proving import _exact_sums as exact_sums
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._exact_sums import (
-    FLOAT64,
-    OF_FLOAT64,
-    Named,
-    nearest,
-    step_of,
-    steps_of,
-    sums_over,
-    total_of_steps,
-    worth_it,
-)
 from dpjax.proving._value import Abstract, Pending, RefusalError, make
 
 _MOST = 60
@@ -36,7 +26,7 @@ _MOST_UNLIKE = 2.0**10
 
 
 @dataclasses.dataclass(frozen=True)
-class ExactVariance(Named):
+class ExactVariance(exact_sums.Named):
     """The variances of columns, or their covariance matrix, over the first axis.
 
     Attributes:
@@ -57,12 +47,14 @@ class ExactVariance(Named):
         y = lax.convert_element_type(x, jnp.float64) - self.center
         squares = y[:, :, None] * y[:, None, :] if self.matrix else y * y
         n, exponents = len(x), (self.exponent, 2 * self.exponent)
-        steps = [steps_of(z, e, n) for z, e in zip((y, squares), exponents, strict=True)]
+        steps = [exact_sums.steps_of(z, e, n) for z, e in zip((y, squares), exponents, strict=True)]
         if self.matrix:
-            sums = [z for one in steps for z in sums_over([one], (0,))]
+            sums = [z for one in steps for z in exact_sums.sums_over([one], (0,))]
         else:
-            sums = sums_over(steps, (0,))
-        total, whole = (total_of_steps(z, e, n) for z, e in zip(sums, exponents, strict=True))
+            sums = exact_sums.sums_over(steps, (0,))
+        total, whole = (
+            exact_sums.total_of_steps(z, e, n) for z, e in zip(sums, exponents, strict=True)
+        )
         outer = total[:, None] * total[None] if self.matrix else total * total
         rest = whole - outer / n
         found = rest / self.divisor
@@ -87,14 +79,16 @@ class ExactVariance(Named):
                 "the records or the divisor are outside of the range for which this exact variance "
                 "was made"
             )
-        if 2 * (x.pending.bits + abs(self.exponent)) + _MOST > rounding.most_bits(FLOAT64):
+        if 2 * (x.pending.bits + abs(self.exponent)) + _MOST > rounding.most_bits(
+            exact_sums.FLOAT64
+        ):
             raise RefusalError(
                 "the product of the public factors in a variance may overflow. Rescale the records"
             )
         apart = x.apart + 4 * 2.0**-53 * top
-        off = apart + step_of(self.exponent, n) / 2
+        off = apart + exact_sums.step_of(self.exponent, n) / 2
         square_apart = 2 * top * apart + apart**2 + 4 * 2.0**-53 * top**2
-        square_off = square_apart + step_of(2 * self.exponent, n) / 2
+        square_off = square_apart + exact_sums.step_of(2 * self.exponent, n) / 2
         # `loose` bounds |b_j - a_j^2|.
         loose = square_off + 2 * top * off + off**2
         low, high = x.low.min(axis=0), x.high.max(axis=0)
@@ -109,8 +103,8 @@ class ExactVariance(Named):
             products = rounding.up(width**2)
         share = (n - 1) / n / divisor
         largest = rounding.up(products * (n / divisor) / 4 + loose * n / divisor)
-        error = 8 * OF_FLOAT64 * n * top**2 / divisor + 4 * rounding.tiny(x.dtype)
-        error = error + nearest(np.maximum(largest, 2.0**-500), rounding.unit(x.dtype))
+        error = 8 * exact_sums.OF_FLOAT64 * n * top**2 / divisor + 4 * rounding.tiny(x.dtype)
+        error = error + exact_sums.nearest(np.maximum(largest, 2.0**-500), rounding.unit(x.dtype))
         slip = rounding.up(2 * loose / divisor + 2 * error)
         each = np.where(still, 0.0, rounding.up(products * share + slip))
         if self.matrix:
@@ -126,7 +120,9 @@ class ExactVariance(Named):
 
 def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVariance | None:
     """Returns how to compute a variance of x exactly; None if it stays a variance of floats."""
-    if not (worth_it(x.n, x.dtype) and 1 <= divisor <= x.n) or (matrix and len(x.shape) != 2):
+    if not (exact_sums.worth_it(x.n, x.dtype) and 1 <= divisor <= x.n) or (
+        matrix and len(x.shape) != 2
+    ):
         return None
     center = float((x.low.min() + x.high.max()) / 2)
     largest = _largest(x, center)

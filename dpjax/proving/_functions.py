@@ -160,7 +160,7 @@ def _monotone(
     domain: tuple[float, float] = (-ALL, ALL),
     *,
     modulus: Modulus,
-    reach: tuple[float, float] = (-math.inf, math.inf),
+    least: float = -math.inf,
     absolute_error: bool = True,
     rounded_operand: float = 0.0,
 ) -> Callable[..., Abstract]:
@@ -173,7 +173,7 @@ def _monotone(
         modulus: bounds |f(a) - f(b)| for |a - b| <= d. It is tighter than slope times d. If f is
             convex or concave, the largest difference is at the steeper end of the interval. If f is
             odd and its slope decreases with |x|, it is the difference of f(d/2) and f(-d/2).
-        reach: an interval that contains every computed result.
+        least: a lower bound on every computed result.
         absolute_error: whether small values have the same absolute error as the value 1. Otherwise
             the error is relative to the value.
         rounded_operand: the error of the operand, in units of u times its magnitude. A compiler may
@@ -200,7 +200,7 @@ def _monotone(
         found = lipschitz((x,), (low, high), (gain,), absolute=error)
         slip = rounding.up(2 * over(error + 2 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
         lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
-        below, off = np.asarray(reach[0]), found.off
+        below, off = np.asarray(least), found.off
         if not absolute_error:
             # The error is relative, so small values have smaller errors. For operands below -64,
             # the value is below 2^-90, and `flush` covers its error.
@@ -210,8 +210,7 @@ def _monotone(
             flush = 2 * rounding.tiny(x.dtype) * (1 + gain) + 2.0**-80
             below = np.maximum(below, rounding.widened(low * (1 - relative), high, flush)[0])
             off = float(relative.max()), float(flush.max())
-        low, high = np.maximum(found.low, below), np.minimum(found.high, reach[1])
-        found = dataclasses.replace(found, low=low, high=high, off=off)
+        found = dataclasses.replace(found, low=np.maximum(found.low, below), off=off)
         return _curved(found, x, functools.partial(modulus, lowest, highest), slip)
 
     return rule
@@ -243,7 +242,7 @@ def _steepest_at_zero(slope: Callable[[Array], Array]) -> Callable[[Array, Array
 
 EXP = _monotone(
     np.exp, lambda low, high: np.exp(high), (-ALL, 40.0), modulus=_exp_modulus,
-    reach=(0.0, math.inf), absolute_error=False, rounded_operand=16.0,
+    least=0.0, absolute_error=False, rounded_operand=16.0,
 )  # fmt: skip
 
 
@@ -278,7 +277,7 @@ ATAN = _monotone(
 # The logistic function equals 1/2 + tanh(x/2) / 2.
 LOGISTIC = _monotone(
     _expit, _steepest_at_zero(lambda x: _expit(x) * _expit(-x)),
-    modulus=lambda low, high, d: np.tanh(d / 4), reach=(0.0, math.inf),
+    modulus=lambda low, high, d: np.tanh(d / 4), least=0.0,
 )  # fmt: skip
 
 

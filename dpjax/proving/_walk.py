@@ -425,7 +425,7 @@ class Walk:
         if operation.rule is None:
             raise RefusalError("proofs do not support this operation")
         try:
-            if (exact := exact_programs.planned(equation, operands)) is not None:
+            if operation.exact and (exact := operation.exact(*operands, **equation.params)):
                 exact_programs.with_sum(self.sums, self.path, exact)
         except RefusalError as refusal:
             self.inexact[self.path] = f"{equation.primitive.name}{self.line}: {refusal}"
