@@ -24,6 +24,7 @@ from dpjax._core._types import Database
 from dpjax._tracing._programs import Program
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import inputs_of
+from dpjax.proving._elementwise import nearest_to_zero
 from dpjax.proving._record_parts import Key, Part, RecordWalk, enclosed, slopes_of
 from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import Abstract, RefusalError, Tighter, difference
@@ -96,7 +97,8 @@ class Coordinates:
 
     def repeated(self, numbers: Sequence[float]) -> Array:
         """Returns a record as an array of one row, given one number for all entries of an array."""
-        return np.repeat(numbers, [math.prod(x.shape) for x in self.arrays])[None]
+        sizes = [math.prod(x.shape) for x in self.arrays]
+        return np.repeat(np.asarray(numbers, float), sizes)[None]
 
     def whole_box(self) -> tuple[Array, Array]:
         """Returns the lower and the upper endpoints of the box that contains all records."""
@@ -136,7 +138,7 @@ class Coordinates:
         found = np.ones(len(low), bool)
         for place, _, bound, dtype in self.arrays:
             if isinstance(bound, Ball):
-                nearest = np.maximum(np.maximum(low[:, place], -high[:, place]), 0)
+                nearest = nearest_to_zero(low[:, place], high[:, place])
                 # The clamp rounds when it computes the norm of a record, and when it scales the
                 # record. So a clamped record may be slightly longer than the radius.
                 count = place.stop - place.start

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._elementwise import lipschitz, steps
+from dpjax.proving._elementwise import lipschitz, nearest_to_zero, steps
 from dpjax.proving._rows import aligned, stretched
 from dpjax.proving._value import (
     Abstract,
@@ -83,7 +83,8 @@ def compare(
         l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
     # In total order, 0 and -0 differ. So the answer may change although the numbers compare as
     # equal: x * 0 may be 0 on a database and -0 on its neighbor.
-    zeros = (_least(a) <= gap) & (_least(b) <= gap) if total_order else np.array(False)
+    near = [nearest_to_zero(x.low, x.high) <= gap for x in (a, b)]
+    zeros = near[0] & near[1] if total_order else np.array(False)
 
     def answers(x: Difference, y: Difference) -> Moves:
         return np.where((x.each > 0) | (y.each > 0) | zeros, 1.0, 0.0), l1, l2
@@ -95,11 +96,6 @@ def compare(
     kept |= {"l2_of_row": float(rounding.up(math.sqrt(row)))}
     found = result_of((a, b), *ends, answers, **kept)
     return dataclasses.replace(found, answers=frozenset((source, unequal) for source in nan))
-
-
-def _least(a: Abstract) -> np.ndarray:
-    """Returns the smallest magnitude that each entry may have."""
-    return np.maximum(np.maximum(a.low, -a.high), 0.0)
 
 
 def everywhere(number: bool | np.generic, shape: Sequence[int]) -> Abstract:
@@ -258,8 +254,6 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
             found = steps(np.trunc, x, dtype=dtype)
         pending = found.pending.having(cut=not x.whole)
         return dataclasses.replace(found, tied=x.tied, pending=pending)
-    if dtype.kind != "f":
-        raise RefusalError(f"proofs do not support casts to {dtype}")
     held = x.whole and float(x.magnitude.max()) <= rounding.exact_integers(dtype)
     exact = held or (x.dtype.kind == "f" and dtype.itemsize >= x.dtype.itemsize)
     theta = 0.0 if exact else 2 * rounding.unit(dtype)

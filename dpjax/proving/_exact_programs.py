@@ -109,18 +109,16 @@ def _has_many_terms(equation: Equation) -> bool:
     if operation_of(equation.primitive.name).exact is None:
         return False
     shapes, parameters = [aval(x).shape for x in equation.invars], equation.params
-    made, first = aval(equation.outvars[0]), shapes[0]
     if len(shapes) == 3:  # A scatter of one row for each record.
-        count = math.prod(shapes[2][:1])
-    elif len(shapes) == 2:  # A product of matrices.
-        (summed, _), _ = parameters["dimension_numbers"]
-        count = math.prod(first[k] for k in summed)
+        sizes = shapes[2][:1]
     elif "window_dimensions" in parameters:
-        count = math.prod(parameters["window_dimensions"])
+        sizes = parameters["window_dimensions"]
     else:
-        summed = parameters.get("axes", [parameters.get("axis")])
-        count = math.prod(first[k] for k in summed)
-    return worth_it(count, np.dtype(made.dtype))
+        axes = parameters.get("axes", [parameters.get("axis")])
+        if len(shapes) == 2:  # A product of matrices.
+            (axes, _), _ = parameters["dimension_numbers"]
+        sizes = [shapes[0][k] for k in axes]
+    return worth_it(math.prod(sizes), np.dtype(aval(equation.outvars[0]).dtype))
 
 
 def _spec(atom: Atom) -> jax.ShapeDtypeStruct:

@@ -107,7 +107,7 @@ class Losses:
         count = max(1, min(_PAIRS, _MOST_NUMBERS // numbers))
         rng = np.random.default_rng(0)
         n = leaves[0].shape[0]
-        place = rng.integers(0, n, count), np.arange(count)
+        place = np.arange(count), rng.integers(0, n, count)
         first, second = [], []
         for bound, leaf in zip(self.bounds.leaves, leaves, strict=True):
             rows = np.stack([_drawn(rng, bound, leaf, kind % 4) for kind in range(count)])
@@ -117,9 +117,9 @@ class Losses:
             # Another third are 0, or as close to 0 as the bounds allow.
             if not isinstance(bound, Categories):
                 low, high = bound.ends
-                fresh[::3] = low + high - rows[place[1], place[0]][::3]
+                fresh[::3] = low + high - rows[place][::3]
                 fresh[1::3] = np.clip(0, low, high)
-            other[place[1], place[0]] = fresh
+            other[place] = fresh
             first.append(jnp.asarray(rows.astype(leaf.dtype)))
             second.append(jnp.asarray(other.astype(leaf.dtype)))
         return jax.tree.unflatten(structure, first), jax.tree.unflatten(structure, second)
