@@ -105,8 +105,7 @@ class _Adaptive:
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
             raise BudgetExceededError(
-                "release must have a finite epsilon and a delta below 1, because otherwise no "
-                f"budget can pay for it, got {one}"
+                f"release must have a finite epsilon and a delta below 1, got {one}"
             )
         together = compose(one) if together is None else compose(together, one)
         return _Sums(rho + Fraction(cost.rho), delta + Fraction(cost.delta), drawn, together)

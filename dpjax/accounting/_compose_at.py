@@ -289,8 +289,7 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     """
     if len(epsilons) > MOST_RELEASES:
         raise ValueError(
-            f'method "optimal" accepts at most {MOST_RELEASES} releases, got {len(epsilons)}: use'
-            ' "kov", which is nearly as tight for so many releases'
+            f'"optimal" accepts at most {MOST_RELEASES} releases, got {len(epsilons)}: use "kov"'
         )
     counts = collections.Counter(epsilons)
     if math.prod(count + 1 for count in counts.values()) > _MOST_POINTS:

@@ -109,9 +109,7 @@ def compose_events(
         raise TypeError(f"events must be dp_accounting.DpEvents, got {_checks.shown(events)}")
     for event in events:
         if any(map(math.isnan, _numbers(event))):
-            raise ValueError(
-                f"events must not contain NaN, which accountants treat as 0, got {event}"
-            )
+            raise ValueError(f"events must not contain NaN, got {event}")
     composed = [part for event in events for part in _composed(accounting, event)]
     plain = all(type(event).__name__ in _OF_A_SENSITIVITY for event, _ in composed)
     replaced = relation is NeighboringRelation.REPLACE_ONE and not plain
@@ -144,10 +142,7 @@ def compose_times(accountant: Any, event: Any, count: int) -> None:
         accountant.compose(event, count)
         return
     if count > _MOST:
-        raise ValueError(
-            f"{event} must be repeated at most {_MOST} times, because it is composed one by one, "
-            f"got {count} times"
-        )
+        raise ValueError(f"{event} must be repeated at most {_MOST} times, got {count} times")
     for _ in range(count):
         accountant.compose(event)
 

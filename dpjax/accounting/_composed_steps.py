@@ -5,7 +5,6 @@ width of the intervals. This module handles two remaining problems: convolutions
 probability mass, and small noise or many steps need too much memory.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
@@ -87,9 +86,7 @@ def epsilons_by_losses(
         left = delta * (1 - 1e-6) - lost
         found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
         if not math.isfinite(found):
-            raise NoEpsilonError(
-                f'delta={delta:g} is too small for method="pld": use method="renyi"'
-            )
+            raise NoEpsilonError(f'delta={delta:g} is too small for method="pld": use "renyi"')
         return float(found)
 
     return epsilon_at
@@ -205,16 +202,6 @@ _LEAST_INTEGRATED = 0.25
 # For batches of fixed size with more noise than this, dp-accounting would compute the logarithm of
 # 0. So the noise multiplier is limited to this number, which increases epsilon.
 _MOST_WITHOUT_REPLACEMENT = 1e7
-
-
-def epsilons_by_renyi(
-    sampling: Sampling, z: float, steps: int, replaced: bool
-) -> Callable[[float], float]:
-    """Returns a function from delta to epsilon, for Gaussian mechanisms on sampled batches.
-
-    The mechanisms are composed. The arguments are those of `composed_divergences`.
-    """
-    return functools.partial(epsilon_by_renyi, composed_divergences(sampling, z, steps, replaced))
 
 
 def epsilon_by_renyi(divergences: np.ndarray, delta: float) -> float:

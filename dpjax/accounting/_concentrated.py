@@ -53,10 +53,7 @@ def guarantee_of(release: object) -> Guarantee:
     """Returns the guarantee of a mechanism or release, or a given guarantee, in Python floats."""
     promised = guarantee_in(release)
     if promised is None:
-        raise TypeError(
-            "releases must be mechanisms or guarantees, got"
-            f" {type(release).__name__}: {_checks.shown(release)}"
-        )
+        raise TypeError(f"releases must be mechanisms or guarantees, got {_checks.shown(release)}")
     return concrete(promised)
 
 

@@ -85,15 +85,11 @@ def under_distribution_shift(
     bounds = {"kl": kl, "reverse_kl": reverse_kl, "chi2": chi2, "ratio": ratio}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     if len(given) != 1:
-        raise ValueError(
-            f"exactly one of kl, reverse_kl, chi2 and ratio must be given, got {given}"
-        )
+        raise ValueError(f"exactly one of kl, reverse_kl, chi2, ratio must be given, got {given}")
     ((name, bound),) = given.items()
     bound = _checks.non_negative(name, bound)
     if name == "ratio" and bound < 1:
-        raise ValueError(
-            f"ratio must be at least 1, because dQ/dP averages to 1 under P, got {bound}"
-        )
+        raise ValueError(f"ratio must be at least 1, the average of dQ/dP, got {bound}")
     events = distinct_events([under_p])
     if not events:
         return under_p

@@ -25,9 +25,10 @@ from dpjax.accounting._composed_steps import (
     Kind,
     NoEpsilonError,
     Sampling,
+    composed_divergences,
     composed_losses,
+    epsilon_by_renyi,
     epsilons_by_losses,
-    epsilons_by_renyi,
 )
 from dpjax.random._noise import GAUSSIAN
 
@@ -367,7 +368,8 @@ class DpSgdRun(NamedTuple):
         if needed > self.delta:
             raise NoEpsilonError(self._used_up())
         if self.method == "renyi":
-            return self.charged(epsilons_by_renyi(*steps))
+            divergences = composed_divergences(*steps)
+            return self.charged(functools.partial(epsilon_by_renyi, divergences))
         return self.charged(epsilons_by_losses(*steps, coarseness))
 
     def charged(self, curve: Callable[[float], float]) -> float:

@@ -86,14 +86,13 @@ def dp_sgd_noise_multiplier(
         if epsilon is not None or delta is not None or method != "pld":
             raise ValueError(
                 'advantage must be given without epsilon and delta, and method must be "pld", got'
-                f" epsilon={epsilon}, delta={delta}, method={method!r}"
+                f" {epsilon=}, {delta=}, {method=}"
             )
         run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld", strategy=strategy).checked()
         return _noise_for_advantage(run, advantage)
     if epsilon is None or delta is None:
         raise ValueError(
-            "epsilon and delta must both be given, or else advantage alone, got"
-            f" epsilon={epsilon}, delta={delta}"
+            f"epsilon and delta, or advantage alone, must be given, got {epsilon=}, {delta=}"
         )
     run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
     target = _checks.concrete_positive("epsilon", epsilon)
@@ -108,7 +107,8 @@ def dp_sgd_noise_multiplier(
             f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta{other}"
         )
     if method == "renyi":
-        z = least_noise_at_once(run.epsilon, target)
+        # Without loss intervals that could be wider, one search is enough.
+        z = math.exp(_search(run.epsilon, target, 0.0, 0.0, _WITHIN).enough.at)
         # If the best order is the largest of the orders that are tried, epsilon jumps as a function
         # of the noise multiplier.
         reached = run.epsilon(z)
@@ -224,11 +224,6 @@ def least_noise(promised: Callable[..., float], target: float) -> float:
         start, slope = found.root, min(found.slope, _STEEPEST)
     found = _search(promised, target, start + _WITHIN / 5, slope, _WITHIN)
     return math.exp(found.enough.at)
-
-
-def least_noise_at_once(promised: Callable[[float], float], target: float) -> float:
-    """Returns the same as `least_noise`. Here `promised` takes no argument `coarseness`."""
-    return math.exp(_search(promised, target, 0.0, 0.0, _WITHIN).enough.at)
 
 
 def _extrapolated(promised: Callable[..., float], coarseness: float, z: float) -> float:

@@ -549,6 +549,4 @@ def _decoded(stored: dict[str, Any]) -> Guarantee:
     try:
         return guarantee_from_json(stored)
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(
-            f"an entry of the ledger does not contain a guarantee: {error}"
-        ) from error
+        raise LedgerError(f"an entry of the ledger contains no guarantee: {error}") from error

@@ -24,8 +24,7 @@ def cost_of(promised: Guarantee) -> Amount:
     """Returns the cost of a guarantee, rounded up. Raises an error if no budget can pay for it."""
     if not (math.isfinite(promised.epsilon) and promised.delta < 1):
         raise BudgetExceededError(
-            "release must have a finite epsilon and a delta below 1, because otherwise no "
-            f"budget can pay for it, got {promised}"
+            f"release must have a finite epsilon and a delta below 1, got {promised}"
         )
     return (
         units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),

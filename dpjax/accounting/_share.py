@@ -147,8 +147,8 @@ class Share(Account):
         pool, drawing = self._pool, release.drawing
         if pool.process != os.getpid():
             raise BudgetExceededError(
-                "a share can only be used in the process that made it: this process keeps in its"
-                " memory how much is spent, so a forked process would spend the same share again"
+                "a share can only be used in the process that made it: a forked process would"
+                " spend the same share again"
             )
         with pool.lock:
             cost = pool.cost(compose(release.guarantee), drawing)
@@ -204,7 +204,7 @@ def _logit_of_half(mu: float) -> float:
     return float(upper - lower) * (1 - 4 * _MARGIN)
 
 
-def _log_delta(epsilon: float, mu: float) -> float:
+def log_delta(epsilon: float, mu: float) -> float:
     """Returns the log of the delta at which Gaussian noise is (epsilon, delta)-DP.
 
     delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu).
@@ -218,7 +218,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
 def largest_mu(epsilon: float, delta: float) -> float:
     """Returns the largest mu for which Gaussian noise is (epsilon, delta)-DP, rounded down."""
     allowed = math.log(delta) - _MARGIN
-    mu, _ = bisect(lambda mu: _log_delta(epsilon, mu) <= allowed, 1e-40, 100.0, in_logarithms=True)
+    mu, _ = bisect(lambda mu: log_delta(epsilon, mu) <= allowed, 1e-40, 100.0, in_logarithms=True)
     return mu * (1 - _MARGIN)
 
 
@@ -228,5 +228,5 @@ def epsilon_of(mu: float, delta: float) -> float:
     So noise that is calibrated to the returned epsilon and this delta has at most the given mu.
     """
     # Below this epsilon, noise with this mu is not (epsilon, delta)-DP.
-    epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
+    epsilon, _ = bisect(lambda epsilon: log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
     return epsilon * (1 - _MARGIN)

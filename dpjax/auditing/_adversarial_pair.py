@@ -112,9 +112,7 @@ def _searches(records: PyTree, bounds: PyTree) -> list[_IntervalSearch]:
     else:
         each, tree = jax.tree.flatten(bounds, is_leaf=_is_bound)
         if tree != structure:
-            raise ValueError(
-                f"bounds must be one bound, or a tree of bounds like the records, got {bounds}"
-            )
+            raise ValueError(f"bounds must be one, or a tree like the records, got {bounds}")
     return [_search(leaf, bound) for leaf, bound in zip(leaves, each, strict=True)]
 
 
@@ -129,10 +127,7 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _IntervalSearch:
     floats = is_float(leaf)
     if isinstance(bound, Ball):
         if not floats:
-            raise ValueError(
-                f"bounds must be a pair (low, high) for records of {leaf.dtype}, got a Ball, "
-                "which is only for floats"
-            )
+            raise ValueError(f"bounds may be a Ball only for float records, got {leaf.dtype}")
         radius, info = _checks.positive("radius", bound.radius), jnp.finfo(leaf.dtype)
         # In a smaller ball, numbers would be subnormal, and rounding them could move records out of
         # the ball.
@@ -375,12 +370,10 @@ def _slope(
 
     The gradient of integers is 0.
     """
-
-    def depth(arrays: list[jax.Array], place: jax.Array) -> jax.Array:
-        return -search.log_distance(arrays, place)
+    gradient = jax.grad(lambda *pair: -search.log_distance(*pair), allow_int=True)
 
     def slope(arrays: list[jax.Array], place: jax.Array) -> list[jax.Array]:
-        found = jax.grad(depth, allow_int=True)(arrays, place)
+        found = gradient(arrays, place)
         return [
             jnp.zeros(x.shape) if x.dtype == jax.dtypes.float0 else jnp.where(jnp.isfinite(x), x, 0)
             for x in found

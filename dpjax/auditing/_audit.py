@@ -322,9 +322,7 @@ def audit_curve(
 def _question(mechanism: object, delta: float | None, at_epsilon: float | None) -> Question:
     if at_epsilon is not None:
         if delta is not None:
-            raise TypeError(
-                "delta and at_epsilon must not both be given: the audit bounds one of the two"
-            )
+            raise TypeError("delta and at_epsilon must not both be given: one of them is bounded")
         return Question("delta", _checks.non_negative("at_epsilon", at_epsilon))
     claim = claim_of(mechanism)
     # At the claimed delta, a lower bound above the claimed epsilon refutes the claim.
@@ -530,9 +528,7 @@ def verify(
             raise TypeError("delta must be given together with epsilon, got only delta")
         claim = claim_of(mechanism)
         if claim is None:
-            raise TypeError(
-                "epsilon must be given, because this mechanism states no finite epsilon"
-            )
+            raise TypeError("epsilon must be given, as this mechanism states no finite epsilon")
         epsilon, delta = float(claim.epsilon), float(claim.delta)
         if value is not None and neighbor is not None:
             _check_distance(mechanism, (value, neighbor))

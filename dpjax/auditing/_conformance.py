@@ -209,9 +209,7 @@ def check_conformance(
     mechanism = case.mechanism
     length = float(distance(mechanism.norm, case.value, case.neighbor))
     if length > float(mechanism.sensitivity.value) * (1 + ROUNDING_OF_DISTANCE):
-        raise ValueError(
-            f"neighbor must be within the sensitivity of value, got distance {length:g}"
-        )
+        raise ValueError(f"neighbor must be within the sensitivity, got distance {length:g}")
     checks = {
         "release": _releases(case),
         "guarantee": _guarantees(case),

@@ -227,10 +227,7 @@ def gamma_by_record(
     if not isinstance(sensitivity, Sensitivity):
         raise TypeError(f"sensitivity must be a Sensitivity, got {_checks.shown(sensitivity)}")
     if sensitivity.n not in (None, n):
-        raise ValueError(
-            f"n must be {sensitivity.n}, the number of records for which the sensitivity is "
-            f"valid, got n={n}"
-        )
+        raise ValueError(f"n must be {sensitivity.n}, as for the sensitivity, got n={n}")
     replaces = sensitivity.relation is NeighboringRelation.REPLACE_ONE
     if not replaces or sensitivity.positions != "last":
         raise ValueError('sensitivity must be for replace-one neighbors and positions="last"')
@@ -241,9 +238,7 @@ def gamma_by_record(
         key, target, oracle, n=n, norm=sensitivity.norm, positions="last", point=point
     )
     if sensitivity.target not in (None, plan.pair.released.fingerprint):
-        raise ValueError(
-            "target must be the target whose sensitivity was sampled, got another function"
-        )
+        raise ValueError("target must be the one whose sensitivity was sampled, got another")
     # A key is derived, so that these pairs differ from the pairs that determined Delta.
     key_records, key_pairs = jax.random.split(other_pairs(plan.key))
     drawn = isinstance(records, (int, np.integer)) and not isinstance(records, bool)

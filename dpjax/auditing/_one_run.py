@@ -8,6 +8,7 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._exact._numerics import bisect
+from dpjax.accounting._share import log_delta
 
 _ROUNDING = 1e-9  # A bound on the relative error of the probabilities that SciPy computes.
 # The largest epsilon that is tested. To refute a larger epsilon, an attacker would need too many
@@ -146,14 +147,7 @@ def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:
 
 def _epsilon_of_shift(mu: float, delta: float) -> float:
     """Returns the epsilon of mu-Gaussian DP at delta, rounded down."""
-
-    def exceeds(epsilon: float) -> bool:
-        shifted = -mu / 2 - epsilon / mu
-        larger = scipy.special.ndtr(shifted + mu)
-        return larger - math.exp(epsilon + scipy.special.log_ndtr(shifted)) > delta * (
-            1 + _ROUNDING
-        )
-
-    if mu == 0 or not exceeds(0.0):
+    least = math.log(delta) + _ROUNDING
+    if mu == 0 or log_delta(0.0, mu) <= least:
         return 0.0
-    return bisect(exceeds, 0.0, _MOST_EPSILON)[0]
+    return bisect(lambda epsilon: log_delta(epsilon, mu) > least, 0.0, _MOST_EPSILON)[0]

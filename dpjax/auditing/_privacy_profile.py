@@ -437,8 +437,7 @@ def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
     listed = [releases] if is_release(releases) else releases
     if not isinstance(listed, (list, tuple)) or not listed or not all(map(is_release, listed)):
         raise TypeError(
-            "releases must be (target, mechanism), or a list of such pairs, got"
-            f" {_checks.shown(releases)}"
+            f"releases must be (target, mechanism) or a list of it, got {_checks.shown(releases)}"
         )
     return list(listed)
 
@@ -466,23 +465,16 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
         targets.append(as_released(inside.target, sensitivity))
         if _checks.any_traced(mechanism):
             raise TypeError(
-                "mechanisms must have concrete parameters, because privacy_profile runs on the "
-                "host, got a traced mechanism: call it outside of jit and vmap"
+                "mechanisms must be concrete, got a traced one: call privacy_profile outside of jit"
             )
         if sensitivity.n not in (None, n):
-            raise ValueError(
-                f"n must be {sensitivity.n}, the number of records for which a mechanism was "
-                f"made, got n={n}"
-            )
+            raise ValueError(f"n must be {sensitivity.n}, as for a mechanism, got n={n}")
         if sensitivity.relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(f"mechanisms must be for replace-one, got {sensitivity.relation}")
         pair_loss = getattr(inside.mechanism, "pair_loss", None)
         if pair_loss is None:
             name = type(inside.mechanism).__name__
-            raise TypeError(
-                f"mechanisms must have a known privacy loss on each pair, got a {name}, for "
-                "which it is not known"
-            )
+            raise TypeError(f"mechanisms must have a known privacy loss on a pair, got a {name}")
         losses.append(pair_loss(jax.eval_shape(inside.target, drawn)))
     sampled: set[Positions] = {mechanism.sensitivity.positions for _, mechanism in pairs}
     return Joint(

@@ -129,9 +129,7 @@ def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
     for part in (x, y):
         _checks.host_only("class_gaussians", part, "its oracle, made outside")
     if not is_float(x):
-        raise TypeError(
-            f'"x" must be floats, because Gaussian draws are not integers, got dtype {x.dtype}'
-        )
+        raise TypeError(f'"x" must be floats, as Gaussian draws are, got dtype {x.dtype}')
     if not (np.isfinite(np.asarray(x)).all() and np.isfinite(np.asarray(y)).all()):
         raise ValueError("records must be finite")
     return x, y

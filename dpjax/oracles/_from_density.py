@@ -117,8 +117,7 @@ def _cells(cells: int | None, dims: int) -> int:
     cells = _checks.integer("cells", cells, least=1, most=2**16)
     if cells & (cells - 1) or cells**dims > _MOST_CELLS:
         raise ValueError(
-            f"cells must be a power of two, with cells^dims of at most 2^22, got cells={cells} and"
-            f" dims={dims}"
+            f"cells must be a power of two, with cells^dims up to 2^22, got {cells=} and {dims=}"
         )
     return cells
 
@@ -138,7 +137,5 @@ def _masses(density: Callable[[jax.Array], ArrayLike], dims: int, cells: int) ->
     if not np.isfinite(values).all():
         raise ValueError("density must be finite at all centers of cells, got NaN or infinity")
     if values.max() <= 0:
-        raise ValueError(
-            "density must be above 0 at the center of at least one cell, got no positive density"
-        )
+        raise ValueError("density must be above 0 at the center of some cell, got none above 0")
     return np.maximum(values, 0)

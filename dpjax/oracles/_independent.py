@@ -65,10 +65,7 @@ def words_of(weights: np.ndarray) -> np.ndarray:
 def weighted_choice(name: str, weights: ArrayLike | Sequence[float], count: int) -> WeightedChoice:
     """Makes a `WeightedChoice` from public weights above 0, which need not add up to 1."""
     if _checks.is_traced(weights):
-        raise TypeError(
-            f"{name} must be known when an oracle is made, got a traced "
-            f"{jnp.asarray(weights).dtype} array"
-        )
+        raise TypeError(f"{name} must be known when an oracle is made, got a traced array")
     array = _checks.host_numbers(name, weights).astype(np.float64)
     if array.shape != (count,):
         raise ValueError(f"{name} must be {count} numbers, got shape {array.shape}")

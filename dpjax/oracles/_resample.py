@@ -95,8 +95,7 @@ def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
     record = jnp.asarray(record)
     if record.shape != public.shape[1:]:
         raise ValueError(
-            f"a record must have the shape of the public ones, {public.shape[1:]}, got"
-            f" {record.shape}"
+            f"a record must have the shape of public ones, {public.shape[1:]}, got {record.shape}"
         )
     return (public == record[None]).reshape(public.shape[0], -1)
 
@@ -236,8 +235,6 @@ def words(frequencies: Mapping[str, float], *, width: int | None = None) -> Inde
     if width is None:
         width = max(len(letters_of(word)) for word in frequencies)
         if width == 0:
-            raise ValueError(
-                "frequencies must contain a word with a letter from a to z, got no such word"
-            )
+            raise ValueError("frequencies must contain a word with a letter from a to z, got none")
     codes = codes_of(frequencies, _checks.integer("width", width, least=1))
     return resample(codes, np.asarray(list(frequencies.values()), np.float64))

@@ -135,7 +135,7 @@ def test_a_row_of_a_ledger_that_holds_none_is_told(stored, tmp_path):
         except (KeyError, TypeError, ValueError, dpjax.LedgerError) as error:
             said = error
         assert isinstance(said, dpjax.LedgerError)
-        assert "does not contain a guarantee" in str(said)
+        assert "contains no guarantee" in str(said)
 
 
 BOUND = dpjax.assume_sensitivity(1.0, norm="l1")  # Which a mechanism has.

@@ -153,7 +153,7 @@ def test_out_of_range(kl, n):
 @pytest.mark.parametrize("bounds", [{}, {"kl": 0.1, "chi2": 0.1}])
 def test_one_bound_is_given(bounds):
     with pytest.raises(
-        ValueError, match="exactly one of kl, reverse_kl, chi2 and ratio must be given"
+        ValueError, match="exactly one of kl, reverse_kl, chi2, ratio must be given"
     ):
         under_distribution_shift(A, n=5, **bounds)
     with pytest.raises(ValueError, match="ratio must be at least 1"):

@@ -231,8 +231,7 @@ def test_an_epsilon_that_no_noise_gives_is_refused_before_anything_is_searched(
     What else reaches it: batches above their capacity, tables of the noise, deltas below what
     convolutions lose, and runs that are too long for any noise. Each is told what helps.
     """
-    monkeypatch.setattr(_least_noise, "least_noise", not_reached)
-    monkeypatch.setattr(_least_noise, "least_noise_at_once", not_reached)
+    monkeypatch.setattr(_least_noise, "_search", not_reached)
     with pytest.raises(ValueError, match=f"use capacity{message}|{message}"):
         accounting.dp_sgd_noise_multiplier(batches, **{**RUN, **change})
 
@@ -486,7 +485,7 @@ def test_dp_accounting_still_reads_noise_multipliers_as_dpjax_passes_them():
 
     Its other accountant halves by itself. google/differential-privacy has an open pull request that
     makes both halve (464, about issue 378). With it, dpjax would halve twice. What passes
-    multipliers to dp-accounting: `epsilons_by_renyi` and `_of_two_contributions` halve,
+    multipliers to dp-accounting: `composed_divergences` and `_of_two_contributions` halve,
     `epsilons_by_losses` halves where it does not sample and leaves it to `from_gaussian_mechanism`
     where it does.
     """

@@ -225,7 +225,7 @@ def test_what_is_wrong_is_refused():
     for given in ({"epsilon": 1.0, "delta": 1e-5}, {"method": "renyi"}):
         with pytest.raises(ValueError, match="advantage must be given without epsilon"):
             accounting.dp_sgd_noise_multiplier(sampling, advantage=0.1, steps=1, dims=1, **given)
-    with pytest.raises(ValueError, match="epsilon and delta must both be given, or else advantage"):
+    with pytest.raises(ValueError, match="epsilon and delta, or advantage alone, must be given"):
         accounting.dp_sgd_noise_multiplier(sampling, epsilon=1.0, steps=1, dims=1)
     with pytest.raises(TypeError, match="releases must be mechanisms or guarantees"):
         accounting.risk(1.0)

@@ -163,5 +163,5 @@ def test_records_have_one_leading_axis(key):
     with pytest.raises(ValueError, match="common leading axis"):
         adversarial_pair(key, jnp.mean, scalars, bounds=(0, 1), norm="l1")
     codes = jax.ShapeDtypeStruct((N,), jnp.int32)
-    with pytest.raises(ValueError, match="got a Ball, which is only for floats"):
+    with pytest.raises(ValueError, match="a Ball only for float records"):
         adversarial_pair(key, jnp.mean, codes, bounds=Ball(1.0), norm="l1")

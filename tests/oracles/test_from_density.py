@@ -96,7 +96,7 @@ def test_cells_by_default():
 @pytest.mark.parametrize(
     ("density", "message"),
     [
-        (lambda x: -x[..., 0], "above 0 at the center of at least one cell"),
+        (lambda x: -x[..., 0], "above 0 at the center of some cell"),
         (lambda x: x[..., 0] / 0, "density must be finite"),
         (lambda x: x, r"took \(4, 1\) to \(4, 1\)"),
     ],
