@@ -167,10 +167,7 @@ def in_seconds(integers: np.ndarray, known: np.ndarray, unit: str) -> np.ndarray
     Whole seconds and the remainder are converted separately. So the same time becomes the same
     float64 for all units.
     """
-    if unit in _SECONDS:
-        seconds = integers * _SECONDS[unit]
-    else:
-        per = _PER_SECOND[unit]
-        rest = np.fmod(integers, per)
-        seconds = (integers - rest) // per + rest / per
+    per = _PER_SECOND.get(unit, 1)
+    rest = np.fmod(integers, per)
+    seconds = ((integers - rest) // per + rest / per) * _SECONDS.get(unit, 1.0)
     return np.where(known, seconds, np.nan)

@@ -1,5 +1,6 @@
 """`Release`, a published value with its guarantee: printing, intervals, JSON and tables."""
 
+import functools
 import hashlib
 import json
 import math
@@ -62,7 +63,8 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
     if (ends := known_interval(value, accuracy)) is None:
         return repr(value)
     centers = jax.tree.map(np.asarray, estimate(value, accuracy))
-    texts = jax.tree.map(_printer(labels), centers, *ends)
+    printed = functools.partial(_with_ends, labels.moments if labels else "")
+    texts = jax.tree.map(printed, centers, *ends)
     how = f"({CONFIDENCE:.0%}{', simulated' if simulated else ''})"
     if jax.tree_util.all_leaves([value]):
         return f"{texts} {how}"
@@ -73,31 +75,16 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
     return f"{', '.join(named)} {how}"
 
 
-def _printer(labels: Labels | None) -> Callable[..., str]:
-    """Returns the function that prints an array with its intervals.
-
-    For dates, times and durations, this function converts the numbers first.
-    """
-    if labels is None or not labels.moments:
-        return _with_ends
-
-    def as_moments(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-        reach = float(np.max(np.maximum(center - low, high - center), initial=0.0))
-        if not math.isfinite(reach):
-            return _with_ends(center, low, high)
-        most = 3 if center.size > _MOST_SHOWN else center.size
-        return Moments(labels.moments).with_reach(center, reach, most)
-
-    return as_moments
-
-
-def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """Returns the text of numbers, plus or minus their largest error.
+def _with_ends(moments: str, center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
+    """Returns the text of numbers, or of `moments`, plus or minus their largest error.
 
     A single number whose interval is asymmetric is shown with the interval instead.
     """
     below, above = center - low, high - center
     reach = float(np.max(np.maximum(below, above), initial=0.0))
+    if moments and math.isfinite(reach):
+        most = 3 if center.size > _MOST_SHOWN else center.size
+        return Moments(moments).with_reach(center, reach, most)
     if math.isnan(reach):
         return np.array2string(center)
     if math.isinf(reach):  # Nothing is known about at least one of the numbers.

@@ -104,11 +104,7 @@ class Chain:
         if min(cost) < 0:
             raise ValueError(f"cost must not be negative, got {cost}")
         if key in self._keys:
-            raise ValueError(
-                f"key must be new, but the key with fingerprint {str(key)[:12]} was already used "
-                "for a release, so both releases would have the same noise: make a new key by "
-                "jax.random.split or dpjax.random.secure_key()"
-            )
+            raise used_before(str(key))
         if neighbors != (self._neighbors or neighbors):
             raise ValueError(
                 f"guarantee must be for databases that differ by {_shown(str(self._neighbors))}, "
@@ -166,6 +162,15 @@ class Chain:
                 f" {relation}, and cannot change. Got {self._asked}"
             )
         self.relation = relation
+
+
+def used_before(key: str) -> ValueError:
+    """Returns the error for a random key, given by its fingerprint, that has drawn a release."""
+    return ValueError(
+        f"key must be new, but the key with fingerprint {key[:12]} was used for a release before,"
+        " so both releases would have the same noise: make a new key by jax.random.split or"
+        " dpjax.random.secure_key()"
+    )
 
 
 def _shown(neighbors: str) -> str:

@@ -85,12 +85,9 @@ def traced_lane(
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
-    # A new function is defined at each call. If the same function object were traced again, JAX
-    # would reuse its old trace, even if a closed-over value has changed.
-    def fresh(*arguments: PyTree) -> PyTree:
-        return function(*arguments)
-
-    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
+    # A new function is made at each call. If the same function object were traced again, JAX would
+    # reuse its old trace, even if a closed-over value has changed.
+    traced, outputs = jax.make_jaxpr(lambda *xs: function(*xs), return_shape=True)(*one)
     traced = without_rules(traced)
 
     def lane(*arguments: PyTree) -> PyTree:

@@ -18,6 +18,7 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import OpenLedger, Payment, fingerprint_of_key, refuse_traced
 from dpjax._core._types import PyTree, Value
 from dpjax._files._durable import database_file
+from dpjax._files._ledger_file import used_before
 from dpjax._tracing import _shards
 from dpjax.random._chacha20 import (
     CHACHA20,
@@ -248,11 +249,7 @@ class KeyLedger(OpenLedger):
             with self._lock, self._connection:
                 self._connection.execute("INSERT INTO used_keys VALUES (?)", (claimed,))
         except sqlite3.IntegrityError as error:
-            raise ValueError(
-                f"key must be new, but the key with fingerprint {claimed[:12]} was used for a "
-                "release before, so both releases would have the same noise: make a new key by "
-                "jax.random.split or dpjax.random.secure_key()"
-            ) from error
+            raise used_before(claimed) from error
 
     def record(self, release: Payment) -> None:
         """Records the key of a release as used."""

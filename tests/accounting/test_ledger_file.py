@@ -84,7 +84,7 @@ def test_a_budget_never_grows_by_a_debit(path):
 def test_a_key_pays_once(path):
     LedgerFile(path, BUDGET).debit((1, 0), neighbors="n", key="a")
     file = LedgerFile(path, BUDGET)
-    with pytest.raises(ValueError, match="fingerprint a was already used"):
+    with pytest.raises(ValueError, match="fingerprint a was used"):
         file.debit((1, 0), neighbors="n", key="a")
     assert file.chain.spent == (1, 0)
 
