@@ -211,45 +211,39 @@ _INHERITED: list[sqlite3.Connection] = []
 
 
 class Mark(NamedTuple):
-    """The number and hash of the entry that a high-water mark points to."""
+    """A high-water mark: the number and hash of the newest entry on which a release may depend.
+
+    It has a file of its own. A ledger without this entry is an old copy or another ledger, and is
+    not trusted.
+    """
 
     number: int
     digest: str
 
-
-class HighWaterMark:
-    """A file with the number and hash of the newest entry on which a release may already depend.
-
-    A ledger without this entry is an old copy or another ledger, and is not trusted.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Takes the path of the file, which may not exist yet."""
-        self.path = path
-
-    def read(self) -> Mark | None:
-        """Returns the mark, or None if the file does not exist."""
+    @classmethod
+    def read(cls, path: Path) -> "Mark | None":
+        """Returns the mark in a file, or None if the file does not exist."""
         try:
-            text = self.path.read_bytes()
+            text = path.read_bytes()
         except FileNotFoundError:
             return None
         content, _, checksum = text.rstrip(b"\n").rpartition(b" ")
         if sha256(content).encode() != checksum:
-            raise LedgerError(f"{self.path}, a ledger's high-water mark, is corrupted")
+            raise LedgerError(f"{path}, a ledger's high-water mark, is corrupted")
         number, digest = content.decode().split()
-        return Mark(int(number), digest)
+        return cls(int(number), digest)
 
-    def write(self, mark: Mark) -> None:
-        """Replaces the mark. The caller ensures that only one process writes at a time."""
-        content = f"{mark.number} {mark.digest}".encode()
-        fresh = self.path.with_name(self.path.name + ".new")
+    def write(self, path: Path) -> None:
+        """Replaces the mark in a file. The caller ensures that only one process writes at a time."""
+        content = f"{self.number} {self.digest}".encode()
+        fresh = path.with_name(path.name + ".new")
         with open(fresh, "wb") as file:
             file.write(content + f" {sha256(content)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
         # The folder is not synced, so after a power failure the old mark may be back. The old mark
         # points to an earlier entry, so it never causes a false error.
-        os.replace(fresh, self.path)
+        os.replace(fresh, path)
 
 
 class LedgerFile:
@@ -277,7 +271,7 @@ class LedgerFile:
         """
         self.path = Path(path).resolve()
         self._budget, self._relation, self._made_under = budget, relation, made_under
-        self._mark = HighWaterMark(self.path.with_name(self.path.name + ".mark"))
+        self._mark = self.path.with_name(self.path.name + ".mark")
         self._patience = patience
         self._start()
         _OPEN.add(self)
@@ -372,7 +366,7 @@ class LedgerFile:
         """Verifies the new entries, and that all entries that were read before still exist."""
         # The mark is read before the entries. So the entry of the mark must be among them. SQLite
         # reads nothing at "BEGIN", and after "BEGIN IMMEDIATE" no other process moves the mark.
-        mark, entries = self._mark.read(), self.chain.entries
+        mark, entries = Mark.read(self._mark), self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
         # The last verified entry is read again. If the file was replaced by an older copy, this
         # entry may be missing or differ.
@@ -385,21 +379,21 @@ class LedgerFile:
                 f"{self.path} contains no budget: the file is not a ledger, or has lost its budget"
             )
         if mark is None:
-            raise LedgerError(f"the ledger's high-water mark, {self._mark.path}, is missing")
+            raise LedgerError(f"the ledger's high-water mark, {self._mark}, is missing")
         if mark.number >= len(entries) or entries[mark.number].digest != mark.digest:
             raise LedgerError(
                 f"{self.path} is older than a release that used it, or is another ledger: its"
-                f" high-water mark {self._mark.path.name} counts {mark.number} entries, but"
+                f" high-water mark {self._mark.name} counts {mark.number} entries, but"
                 f" the file has {len(entries) - 1}"
             )
 
     def _raise_mark(self, number: float) -> None:
         """Moves the high-water mark up to an entry, unless it is already there or beyond."""
         with self._entries("BEGIN IMMEDIATE"):
-            mark = self._mark.read()
+            mark = Mark.read(self._mark)
             if mark is None or mark.number < number:
                 last = self.chain.entries[-1]
-                self._mark.write(Mark(last.number, last.digest))
+                Mark(last.number, last.digest).write(self._mark)
 
     # The connection.
 
@@ -435,11 +429,11 @@ class LedgerFile:
         return status.st_dev, status.st_ino
 
     def _connect(self) -> sqlite3.Connection:
-        mark, exists = self._mark.read(), self.path.exists()
+        mark, exists = Mark.read(self._mark), self.path.exists()
         relied_on = mark is not None and mark.number > 0
         if relied_on and not exists:
             raise LedgerError(
-                f"{self.path} is missing, but its high-water mark {self._mark.path.name} shows that"
+                f"{self.path} is missing, but its high-water mark {self._mark.name} shows that"
                 " it has debits: restore the file"
             )
         if exists and not os.stat(self.path).st_mode & 0o222:
@@ -507,7 +501,7 @@ class LedgerFile:
                     body["relation"] = self._made_under
                 self._append(connection, {**body, "identity": secrets.token_hex(16)})
                 (digest,) = connection.execute("SELECT hash FROM entries").fetchone()
-                self._mark.write(Mark(0, digest))
+                Mark(0, digest).write(self._mark)
                 sync_folder(self.path.parent)
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
