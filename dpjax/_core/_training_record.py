@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax._core._guarantee import Guarantee, NeighboringRelation, concrete, shown_number
-from dpjax._core._risk import Risk
+from dpjax._core._losses import Risk
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Privacy accounting: composition of guarantees, and budgets for several releases."""
 
-from dpjax._core._risk import Risk
+from dpjax._core._losses import Risk
 from dpjax.accounting._adaptive import PrivacyFilter, PrivacyOdometer
 from dpjax.accounting._compose_at import compose_at, risk
 from dpjax.accounting._compose_events import compose_events

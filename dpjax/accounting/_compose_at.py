@@ -9,8 +9,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._losses import TRANSFORMS, LossKind, joint_losses, kind_of_losses
-from dpjax._core._risk import MOST_DIMS, Risk, risk_of_kinds
+from dpjax._core._losses import (
+    MOST_DIMS,
+    TRANSFORMS,
+    LossKind,
+    Risk,
+    joint_losses,
+    kind_of_losses,
+    risk_of_kinds,
+)
 from dpjax._core._values import Guarantee, Mechanism
 from dpjax._exact._numerics import bisect, sum_up
 from dpjax.accounting._composition import SHARE, charged, common_relation, compose, release_under

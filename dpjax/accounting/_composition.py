@@ -18,7 +18,7 @@ from typing import Any
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._guarantee import SampledEvent, concrete
-from dpjax._core._risk import LOSS_OF_TABLES, MASS_OF_TABLES
+from dpjax._core._losses import LOSS_OF_TABLES, MASS_OF_TABLES
 from dpjax._core._types import Scalar, Value
 from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation, Release, guarantee_in
 from dpjax._exact._numerics import round_up, sum_up

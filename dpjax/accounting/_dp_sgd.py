@@ -17,8 +17,8 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD, check_privacy_unit
+from dpjax._core._losses import Risk, risk_of_losses
 from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._risk import Risk, risk_of_losses
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._compose_events import AccountingMethod
 from dpjax.accounting._composed_steps import (

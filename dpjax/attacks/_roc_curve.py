@@ -8,7 +8,7 @@ import scipy
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._risk import Risk
+from dpjax._core._losses import Risk
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.accounting._composition import concrete

@@ -13,9 +13,8 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import SampledEvent, shown_number
-from dpjax._core._losses import LossFamily, PairLoss
+from dpjax._core._losses import LossFamily, PairLoss, Risk
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._risk import Risk
 from dpjax._core._values import (
     Guarantee,
     Mechanism,

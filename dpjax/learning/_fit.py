@@ -14,10 +14,10 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD
+from dpjax._core._losses import Risk
 from dpjax._core._open_ledgers import Payment, relation_or_inherited
 from dpjax._core._open_ledgers import Training as Steps
 from dpjax._core._records import PaddedRecords, record_arrays
-from dpjax._core._risk import Risk
 from dpjax._core._training_record import RISK_OF_TRAINING, TrainingRecord
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, Release

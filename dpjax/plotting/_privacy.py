@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._risk import Risk
+from dpjax._core._losses import Risk
 from dpjax.accounting._ledger import Ledger
 from dpjax.auditing._audit import AuditResult
 from dpjax.auditing._gamma_by_record import RecordGammas

@@ -14,10 +14,9 @@ from numpy.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._guarantee import SampledEvent
-from dpjax._core._losses import PairLoss, kind_of_losses
+from dpjax._core._losses import MOST_DIMS, PairLoss, Risk, kind_of_losses, risk_of_kinds
 from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pytree import TreeSpec, changed
-from dpjax._core._risk import MOST_DIMS, Risk, risk_of_kinds
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
     Guarantee,
