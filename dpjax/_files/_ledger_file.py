@@ -234,7 +234,7 @@ class Mark(NamedTuple):
         return cls(int(number), digest)
 
     def write(self, path: Path) -> None:
-        """Replaces the mark in a file. The caller ensures that no other process writes meanwhile."""
+        """Replaces the mark in a file. The caller ensures that no other process writes it."""
         content = f"{self.number} {self.digest}".encode()
         fresh = path.with_name(path.name + ".new")
         with open(fresh, "wb") as file:
