@@ -171,6 +171,19 @@ def host_only(name: str, value: Value, instead: str) -> None:
         )
 
 
+def exactly_one(**given: object) -> None:
+    """Checks that exactly one of several arguments is not None."""
+    if sum(value is not None for value in given.values()) != 1:
+        values = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+        raise ValueError(f"one of {' and '.join(given)} must be given, got {values}")
+
+
+def instance(name: str, value: object, kind: Any, makers: str) -> None:
+    """Checks that a value is of a type, or of one of a union of types, which `makers` make."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be made by {makers}, got {described(value)}")
+
+
 def function(name: str, value: F) -> F:
     """Checks that a value is callable."""
     if not callable(value):

@@ -3,11 +3,15 @@
 from dpjax.learning._buffers import buffered_strategy
 from dpjax.learning._clipped_in_parts import clipped_in_parts
 from dpjax.learning._clipping import ClippedGradients, ClippedSum, clipped_gradients
-from dpjax.learning._correlated_noise import correlated_noise
-from dpjax.learning._fit import fit
+from dpjax.learning._correlated_noise import (
+    CorrelatedNoiseState,
+    PrivatizerState,
+    correlated_noise,
+    with_privatizer,
+)
+from dpjax.learning._fit import Epoch, fit
 from dpjax.learning._gaussian_noise import (
     AdaptiveNoiseState,
-    CorrelatedNoiseState,
     NoiseState,
     adaptive_noise,
     gaussian_noise,
@@ -15,7 +19,6 @@ from dpjax.learning._gaussian_noise import (
 from dpjax.learning._guarantee_of_state import guarantee
 from dpjax.learning._objective_perturbation import ObjectivePerturbation, objective_perturbation
 from dpjax.learning._participation import ParticipationLosses, participation_losses
-from dpjax.learning._privatizers import PrivatizerState, with_privatizer
 from dpjax.learning._sampling import (
     Batch,
     BatchSampling,
@@ -31,7 +34,6 @@ from dpjax.learning._strategies import (
     optimized_strategy,
     toeplitz_strategy,
 )
-from dpjax.learning._trainings import Epoch
 from dpjax.learning._tune import Winner, tune
 from dpjax.learning._weighted_majority import (
     PrivateWeightedMajority,

@@ -12,7 +12,6 @@ much this changes a row between neighbors, and shows that no integer wraps aroun
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -54,27 +53,17 @@ class BufferedStrategy(Strategy):
     decays: np.ndarray = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Copies the arrays, because a compiled program would not see later changes to them."""
         # Products of NumPy's integers would wrap around, so these two numbers become Python
         # integers.
         for name, most in (("steps", _MOST_STEPS), ("first", 2**BITS)):
             number = _checks.integer(name, getattr(self, name), least=1, most=most)
             object.__setattr__(self, name, number)
+        shape = f"1 to {_MOST_BUFFERS} numbers, one for each buffer"
         for name in ("scales", "decays"):
-            kept = np.array(getattr(self, name))
-            is_short = kept.shape == np.shape(self.scales) and 1 <= kept.size <= _MOST_BUFFERS
-            if kept.dtype != np.int32 or kept.ndim != 1 or not is_short:
-                raise ValueError(
-                    f"{name} must be an int32 array of 1 to {_MOST_BUFFERS} numbers, one for each"
-                    f" buffer, got {_checks.described(getattr(self, name))}: use buffered_strategy"
-                )
-            if np.abs(kept.astype(np.int64)).max() > 2**FRACTION_BITS:
-                raise ValueError(
-                    f"{name} must be from -2^{FRACTION_BITS} to 2^{FRACTION_BITS}, got"
-                    f" {kept.min()} to {kept.max()}: use buffered_strategy"
-                )
-            kept.flags.writeable = False
-            object.__setattr__(self, name, kept)
+            given = np.shape(getattr(self, name))
+            fits = given == np.shape(self.scales) and len(given) == 1
+            fits = fits and 1 <= given[0] <= _MOST_BUFFERS
+            self._keep_integers(name, shape, fits, FRACTION_BITS)
 
     @property
     def bands(self) -> int:
@@ -156,33 +145,29 @@ class BufferedStrategy(Strategy):
         return at_once(_limbs.add(decayed, new))
 
 
-def rounded(decays: object, scales: object, *, steps: int, first: float = 1.0) -> BufferedStrategy:
+def rounded(decays: object, scales: object, *, steps: int) -> BufferedStrategy:
     """Returns the strategy with theta, omega and the diagonal rounded to integers.
 
-    The units are 2^-30 for theta and omega, and 2^-18 for the diagonal. Before rounding, omega and
-    the diagonal are divided by the largest of them. This common factor has no effect.
+    The units are 2^-30 for theta and omega, and 2^-18 for the diagonal, which is 1. Before
+    rounding, omega and the diagonal are divided by the largest of them. This common factor has no
+    effect.
 
     Args:
         decays: theta, each from -1 to 1.
         scales: omega.
         steps: the number of steps.
-        first: the diagonal, above 0.
     """
     theta, omega = (np.asarray(x, np.float64) for x in (decays, scales))
-    if not (np.all(np.isfinite(omega)) and np.all(np.abs(theta) <= 1) and 0 < first < math.inf):
+    if not (np.all(np.isfinite(omega)) and np.all(np.abs(theta) <= 1)):
         raise ValueError(
-            "decays must be from -1 to 1, scales must be finite, and first must be finite and above"
-            f" 0, got decays={theta}, scales={omega} and first={first:g}"
+            f"decays must be from -1 to 1, scales must be finite, got {theta}, {omega}"
         )
-    largest = max(first, np.abs(omega).max(initial=0))
-    numerator = round(first / largest * 2**BITS)
-    if numerator < 1:
-        raise ValueError(
-            f"first must be above 2^-18 times the largest scale {largest:g}, got {first:g}: "
-            "otherwise `first` is rounded to 0, and every update is divided by `first`"
-        )
+    largest = np.abs(omega).max(initial=1)
+    first = round(1 / largest * 2**BITS)
+    if first < 1:  # Every update is divided by this number.
+        raise ValueError(f"scales must be below 2^{BITS + 1}, got {largest:g}")
     whole = (np.round(x * 2**FRACTION_BITS).astype(np.int32) for x in (omega / largest, theta))
-    return BufferedStrategy(steps, numerator, *whole)
+    return BufferedStrategy(steps, first, *whole)
 
 
 def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:

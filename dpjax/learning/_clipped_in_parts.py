@@ -79,12 +79,8 @@ def clipped_in_parts(
         >>> bool(total.norm_bound < 1.01)
         True
     """
-    made: tuple[object, object] = clipped, sampling
-    if not isinstance(made[0], ClippedGradients) or not isinstance(made[1], BatchSampling):
-        raise TypeError(
-            "clipped must be made by clipped_gradients, and sampling by poisson_sampling or"
-            f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
-        )
+    _checks.instance("clipped", clipped, ClippedGradients, "clipped_gradients")
+    _checks.instance("sampling", sampling, BatchSampling, "a function such as poisson_sampling")
     parts = _checks.integer("parts", parts, least=1, most=sampling.capacity)
     load = _checks.function("examples", examples)
     size = math.ceil(sampling.capacity / parts)

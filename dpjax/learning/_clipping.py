@@ -16,7 +16,7 @@ from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _shards
-from dpjax.learning._per_example import PerExample, per_example, traced
+from dpjax.learning._per_example import PerExample, explained, per_example, traced
 from dpjax.learning._rounding import Digits, Sum, in_microbatches, root_of_squares, slack
 from dpjax.learning._sampling import Batch, Turn
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -78,8 +78,7 @@ class ClippedSum:
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
-            "a ClippedSum can only be made by learning.clipped_gradients, and none of its "
-            "fields can be replaced: call learning.clipped_gradients again"
+            "a ClippedSum can only be made by learning.clipped_gradients, not from its fields"
         )
 
     @property
@@ -205,7 +204,7 @@ class ClippedGradients:
         *given, example = arguments
         parameters = self._parameters(given)
         program = traced(self.loss, given, example, argnums=self.argnums, has_aux=self.has_aux)
-        return jax.tree.unflatten(jax.tree.structure(parameters), program.explained)
+        return jax.tree.unflatten(jax.tree.structure(parameters), explained(program))
 
     def norms(self, *arguments: PyTree) -> PyTree:
         """The norm of each example's gradient. It is private data, like the examples.
@@ -324,24 +323,28 @@ class ClippedGradients:
         return value, root_of_squares(norms) * (1 + charged), within, losses, aux
 
 
+def refuse_varying(name: str, tree: PyTree) -> None:
+    """Raises an error for values that must be the same on all shards, and are not."""
+    if axes := _shards.varying_axes(tree):
+        raise ValueError(
+            f"{name} must be the same on all shards, got values that vary over the mesh axes"
+            f" {sorted(axes)}: pass them with in_specs=PartitionSpec(), without jax.lax.pcast; for"
+            " separate trainings use jax.vmap"
+        )
+
+
 def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
     """Returns the mesh axes over which a batch is sharded.
 
     Along these axes, shards have different examples.
     """
     _shards.refuse_unchecked()
-    if shared := _shards.varying_axes(replicated):
-        raise ValueError(
-            "parameters and clip_norm must be the same on all shards, got values that vary over"
-            f" the mesh axes {sorted(shared)}: pass them with in_specs=PartitionSpec(); for"
-            " separate trainings use jax.vmap"
-        )
+    refuse_varying("parameters and clip_norm", replicated)
     axes = _shards.varying_axes((examples, mask))
     if any(_shards.varying_axes(x) != axes for x in jax.tree.leaves(examples)):
         raise ValueError(
-            f"examples must all be sharded over {sorted(axes)}, because the mask or some "
-            "examples are sharded over these axes: examples that are not sharded would be "
-            "counted once on every shard"
+            f"examples must all be sharded over {sorted(axes)}, like the mask and other examples:"
+            " examples that are not sharded would be counted once on every shard"
         )
     return axes
 
@@ -399,17 +402,22 @@ def _checked_norms(clip_norm: PyTree) -> PyTree:
                 " leave them out of argnums instead of clipping to 0. Without clipping there is no"
                 " guarantee: if you need none, use jax.grad of the sum of the losses"
             )
-        norm = _checks.positive("clip_norm", clip_norm)
-        if _checks.is_traced(norm):
-            usable = (norm >= LEAST_NORM) & (norm <= LARGEST_NORM)
-            return jnp.where(usable, norm, jnp.nan).astype(jnp.result_type(float))
-        if not LEAST_NORM <= norm <= LARGEST_NORM:
-            raise ValueError(
-                f"clip_norm must be a number from {LEAST_NORM:g} to {LARGEST_NORM:g}, got {norm}"
-            )
-        return norm
+        return checked_norm("clip_norm", clip_norm)
 
     return jax.tree.map(checked, clip_norm, is_leaf=lambda x: x is None)
+
+
+def checked_norm(name: str, norm: Scalar) -> Scalar:
+    """Checks one clip norm; a traced one becomes NaN if it is out of range."""
+    norm = _checks.positive(name, norm)
+    if _checks.is_traced(norm):
+        usable = (norm >= LEAST_NORM) & (norm <= LARGEST_NORM)
+        return jnp.where(usable, norm, jnp.nan).astype(jnp.result_type(float))
+    if not LEAST_NORM <= norm <= LARGEST_NORM:
+        raise ValueError(
+            f"{name} must be a number from {LEAST_NORM:g} to {LARGEST_NORM:g}, got {norm}"
+        )
+    return norm
 
 
 def _batch_size(examples: Database) -> int:
@@ -425,9 +433,9 @@ def _batch_size(examples: Database) -> int:
             )
     sizes = {jnp.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or sizes & {(), (0,)}:
+        given = _checks.described(examples)
         raise ValueError(
-            "examples must be arrays with a common leading axis of at least one example, got"
-            f" {_checks.described(examples)}"
+            f"examples must be arrays with a common leading axis, not empty, got {given}"
         )
     ((size,),) = sizes
     return size

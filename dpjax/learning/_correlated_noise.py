@@ -1,4 +1,4 @@
-"""Correlated noise (matrix factorization) for clipped sums, computed exactly in integers.
+"""Correlated noise (matrix factorization) for clipped sums, exactly or by another library.
 
 With the clipped sums g, a strategy C and fresh Gaussian noise z, updates are C^-1 (C g + z).
 Step t draws y_t = sum_j C[t, j] (g_j - x_j) + C[t, t] g_t + z_t, over earlier steps j, and its
@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from dpjax._core import _checks
-from dpjax._core._pytree import TreeSpec
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact import _limbs
@@ -27,21 +29,21 @@ from dpjax._exact._kernels import written
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import outward
 from dpjax.learning._gaussian_noise import (
-    CorrelatedNoiseState,
+    NoiseState,
+    OpenedSum,
     after_a_step,
     averaged,
-    check_clipped,
     check_step,
     first_state,
-    refuse_varying,
+    one_key,
+    opened,
     rounded_down,
     transformation,
 )
-from dpjax.learning._sampling import Turn
-from dpjax.learning._strategies import BITS, Strategy
-from dpjax.learning._trainings import Trainings, key_of_each_lane
+from dpjax.learning._strategies import BITS, MAKERS, Strategy
+from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._start import check_noise
-from dpjax.random._keys import check_key, key_for_each
+from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN
 from dpjax.random._release import add_integer_noise
 from dpjax.release._transaction import refuse_unpaid_steps
@@ -54,6 +56,38 @@ _OUTWARD = 1 + 2.0**-18
 # Rounded sums are clamped to a magnitude of 2^_SUM_BITS, so that a product with an entry of C is at
 # most 2^61.
 _SUM_BITS = 61 - BITS
+
+
+@frozen_pytree
+class CorrelatedNoiseState:
+    """The state of correlated noise between two steps.
+
+    Never publish this state: it contains the noise of earlier updates, or sums of this noise. An
+    update without its noise is a clipped sum, which is private data, like the records.
+
+    Attributes:
+        noise: the `NoiseState`, which counts steps and has the key.
+        norm_bound: the norm bound of the first step; 0 before it. If a later clipped sum has a
+            larger norm bound, updates are NaN from then on.
+        number: an identifier of strategy and grid. If a file puts the arrays of another strategy or
+            grid into this state, updates are NaN from then on.
+        strategy: the strategy of all steps.
+        fineness: the spacing of the grid is at most the norm bound divided by 2^(fineness - 1).
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    noise: NoiseState
+    norm_bound: jax.Array
+    number: jax.Array
+    _noise: PyTree
+    strategy: Strategy = static()
+    fineness: int = static()
+
+    def __repr__(self) -> str:
+        bands, steps = self.strategy.bands, self.strategy.steps
+        return f"CorrelatedNoiseState({self.noise}, bands={bands}, steps={steps})"
 
 
 def correlated_noise(
@@ -129,19 +163,14 @@ def correlated_noise(
         >>> learning.guarantee(state, sampling, delta=1e-5)
         (epsilon=1.83359, delta=1e-05)-DP, under add-or-remove-one, in 400 public slots
     """
-    check_key(key)
-    if not isinstance(strategy, Strategy):
-        raise TypeError(
-            "strategy must be made by optimized_strategy, toeplitz_strategy, banded_strategy or "
-            f"buffered_strategy, got {_checks.described(strategy)}"
-        )
+    trainings = Trainings(check_key(key))
+    _checks.instance("strategy", strategy, Strategy, MAKERS)
     multiplier = _checks.concrete_positive("noise_multiplier", noise_multiplier, "correlated_noise")
     size = _checks.positive("batch_size", batch_size)
     check_noise(noise)
-    trainings = Trainings(key)
 
     def init(parameters: PyTree) -> CorrelatedNoiseState:
-        own_key = key_for_each(trainings.key(key), parameters)
+        own_key = trainings.key(parameters)
         return initial_state(own_key, parameters, strategy, multiplier, noise)
 
     def update(
@@ -150,9 +179,7 @@ def correlated_noise(
         del params
         if state.strategy != strategy:
             raise ValueError(
-                "state must be made by init of this noise, got a state of another strategy, "
-                f"{state}: if steps used two strategies, the noise would be too small to hide a "
-                "record"
+                f"state must come from init of this noise, got a state of another strategy, {state}"
             )
         # The multiplier is rounded up, because the compiled program computes in float32.
         above = outward(multiplier, math.inf)
@@ -171,15 +198,9 @@ def initial_state(
     """Returns the state before the first step, which contains no noise yet."""
     state = first_state(key, parameters, multiplier, noise, strategy.bands)
     fineness = strategy.fineness(dims=state.dims, multiplier=multiplier)
-
-    return CorrelatedNoiseState(
-        state,
-        jnp.zeros((), jnp.result_type(float)),
-        jnp.asarray(_number(strategy, fineness)),
-        jax.tree.map(strategy.nothing_kept, parameters),
-        strategy,
-        fineness,
-    )
+    no_bound, number = jnp.zeros((), jnp.result_type(float)), _number(strategy, fineness)
+    kept = jax.tree.map(strategy.nothing_kept, parameters)
+    return CorrelatedNoiseState(state, no_bound, jnp.asarray(number), kept, strategy, fineness)
 
 
 def _number(strategy: Strategy, fineness: int) -> np.uint32:
@@ -194,34 +215,22 @@ def correlated_average(
 
     The next state records `least`, which is `multiplier` rounded down.
     """
-    check_clipped(updates)
-    state.noise.refuse_if_closed_over()
-    bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
-    found, after = _step(
-        state, updates._value, bound, multiplier, least, drawn_by, updates.turn
-    )  # fmt: skip
+    found, after = _step(state, opened(updates, state.noise), multiplier, least)
     return averaged(found, size), after
 
 
 @jax.jit
 def _step(
-    state: CorrelatedNoiseState,
-    value: PyTree,
-    norm_bound: Scalar,
-    multiplier: Scalar,
-    least: Scalar,
-    drawn_by: Scalar,
-    turn: Turn,
+    state: CorrelatedNoiseState, total: OpenedSum, multiplier: Scalar, least: Scalar
 ) -> tuple[PyTree, CorrelatedNoiseState]:
     """Computes the update of a step and the state after it, in one compiled program."""
-    strategy = state.strategy
+    strategy, value = state.strategy, total.value
     check_step(state.noise, value, state.noise.noise)
     _check_kept(state, value)
     refuse_unpaid_steps()
     step = state.noise.step
     next_key, step_key = jax.random.split(key_of_each_lane(state.noise.key))
-    refuse_varying(step_key, (value, norm_bound, multiplier, state._noise))
-    first = jnp.asarray(norm_bound).astype(state.norm_bound.dtype)
+    first = jnp.asarray(total.norm_bound).astype(state.norm_bound.dtype)
     bound = jnp.where(step == 0, first, state.norm_bound)
     # The noise of this step and of later steps would not cover a larger norm bound. So the bound is
     # NaN from this step on.
@@ -231,11 +240,11 @@ def _step(
     # than the columns of either strategy. And another multiplier may have another grid. The stored
     # integers count units of the grid, and a record changes them by more units on a finer grid.
     usable &= state.number == _number(strategy, state.fineness)
-    bound = jnp.where(usable, bound, jnp.nan)
     # The updates of steps beyond the last step of the strategy are NaN.
-    bound = jnp.where(step < strategy.steps, bound, jnp.nan)
+    bound = jnp.where(usable & (step < strategy.steps), bound, jnp.nan)
+    step_key = one_key(step_key, (value, bound, multiplier, state._noise))
     found, noise = _updates(step_key, state, value, bound, multiplier)
-    after = after_a_step(state.noise, drawn_by, next_key, least, turn)
+    after = after_a_step(state.noise, total, next_key, least)
     after = dataclasses.replace(state, noise=after, norm_bound=bound, _noise=noise)
     return jax.tree.unflatten(jax.tree.structure(value), found), after
 
@@ -246,17 +255,12 @@ def _check_kept(state: CorrelatedNoiseState, value: PyTree) -> None:
     if TreeSpec.of(kept).leaves != TreeSpec.of(state._noise).leaves:
         raise ValueError(
             f"state must store its noise as {_checks.described(kept)}, got"
-            f" {_checks.described(state._noise)}: cast the parameters only, because a cast of the"
-            " state changes the stored noise"
+            f" {_checks.described(state._noise)}: cast the parameters only"
         )
 
 
 def _updates(
-    key: Key,
-    state: CorrelatedNoiseState,
-    value: PyTree,
-    bound: jax.Array,
-    multiplier: Scalar,
+    key: Key, state: CorrelatedNoiseState, value: PyTree, bound: jax.Array, multiplier: Scalar
 ) -> tuple[list[jax.Array], PyTree]:
     """Returns the noisy update of each leaf, and the noise to store for later steps.
 
@@ -269,7 +273,6 @@ def _updates(
     diagonal = strategy.diagonal(step)
     sums = [round_to_grid(x, exponent, _SUM_BITS) for x in leaves]
     rows = [_combined(strategy, x, old, diagonal, step) for x, old in zip(sums, kept, strict=True)]
-    key = key_for_each(key, (value, bound, multiplier, state._noise))
     distribution = GAUSSIAN if state.noise.noise == "exact" else GAUSSIAN.in_floats()
     dtypes = [leaf.dtype for leaf in leaves]
     noisy = add_integer_noise(key, rows, scale, jnp.int32(0), dtypes, distribution)
@@ -314,3 +317,129 @@ def _grid(
     steps = bound.astype(jnp.float32) * power_of_two(-exponent, jnp.float32) * _OUTWARD + spread
     moved = norm * steps + math.sqrt(strategy.bands * dims) * strategy.rounding
     return exponent, jnp.asarray(multiplier).astype(jnp.float32) * moved * _OUTWARD
+
+
+# The following noise is drawn by other libraries.
+
+
+@training_state
+class PrivatizerState(TrainingState):
+    """The state of the wrapped transformation, and the norm bound of the first sum.
+
+    Attributes:
+        inner: the state of the wrapped transformation.
+        norm_bound: 0 before the first step.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    inner: PyTree
+    norm_bound: jax.Array
+
+
+def with_privatizer(
+    privatizer: "optax.GradientTransformation", *, batch_size: float
+) -> "optax.GradientTransformation":
+    """Replaces `gaussian_noise` by noise of another library, such as that of a matrix mechanism.
+
+    `jax_privacy.noise_addition.matrix_factorization_privatizer(strategy, stddev=z, prng_key=key)`
+    adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So
+    `with_privatizer` divides a sum by its norm bound, adds the noise, and multiplies the result by
+    the norm bound. The divisor slightly exceeds the norm bound, to cover the rounding of the
+    division.
+
+    Args:
+        privatizer: a transformation that adds noise to sums to which a record contributes a norm of
+            at most 1.
+        batch_size: B, the public number that the sum is divided by.
+
+    Returns:
+        An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. All
+        sums must have the same norm bound, because correlated noise assumes a constant bound. A
+        different bound gives NaN.
+
+    Raises:
+        TypeError: if a parameter is not a number, or an update is not a `ClippedSum`.
+        ValueError: if a parameter is out of range, or `init` is called twice, mapped or compiled: a
+            privatizer has one key, for one training; at a step, if a function closes over the
+            state, or `vmap` maps over sums but not over states.
+
+    Formal guarantees:
+        The guarantee of the transformation for sums of vectors of norm 1. Its floating-point noise
+        is not exact, and `learning.guarantee` does not cover it: use the other library's
+        accountant.
+
+    Source:
+        Kairouz, McMahan, Song, Thakkar, Thakurta and Xu, "Practical and private (deep) learning
+        without sampling or shuffling" (2021); the matrices are those of jax_privacy.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from dpjax import learning
+        >>> def loss(w, example):
+        ...     return jnp.dot(w, example)
+        >>> clipped = learning.clipped_gradients(loss, clip_norm=0.5)
+        >>> noise = learning.with_privatizer(optax.identity(), batch_size=10)
+        >>> state = noise.init(jnp.zeros(2))
+        >>> noise.update(clipped(jnp.zeros(2), jnp.eye(2), True), state)[0].round(3)
+        Array([0.05, 0.05], dtype=float32)
+    """
+    size = _checks.positive("batch_size", batch_size)
+    trainings = Trainings()
+
+    def init(parameters: PyTree) -> PrivatizerState:
+        if trainings.number():
+            raise ValueError(
+                "init may be called only once for each privatizer: make another, with its own key"
+            )
+        return PrivatizerState(privatizer.init(parameters), jnp.zeros((), jnp.result_type(float)))
+
+    def update(
+        updates: PyTree, state: PrivatizerState, params: PyTree = None
+    ) -> tuple[PyTree, PrivatizerState]:
+        total = opened(updates, state)
+        values = lax.stop_gradient(total.value)
+        before = _state_of_each_lane(state.norm_bound, state.inner, values)
+        bound = jnp.asarray(total.norm_bound, before.dtype)
+        bound = jnp.where((before == 0) | (before == bound), bound, jnp.nan)
+
+        def divisor(dtype: np.dtype) -> jax.Array:
+            """Returns a divisor of sums. A record changes the divided sum by at most 1.
+
+            The divisor is the norm bound, increased for rounding. A division has a relative
+            rounding error of at most eps / 2. The norm of a sum is at most `slots` times the bound.
+            So rounding increases the distance between the quotients of neighbors by at most eps
+            times `slots`. Another 4 eps covers the three roundings of the divisor itself.
+            """
+            charged = 1 + 1.01 * (updates.slots + 4) * float(np.finfo(dtype).eps)
+            return bound.astype(dtype) * charged
+
+        unit = jax.tree.map(lambda x: x / divisor(x.dtype), total.value)
+        noisy, inner = privatizer.update(unit, state.inner, params)
+        noisy = jax.tree.map(lambda x: x * divisor(x.dtype), noisy)
+        return averaged(noisy, size), PrivatizerState(inner, bound)
+
+    return transformation(init, update)
+
+
+@custom_vmap
+def _state_of_each_lane(norm_bound: jax.Array, inner: PyTree, values: PyTree) -> jax.Array:
+    """Returns the norm bound. Under `vmap`, raises an error if only the values are mapped over."""
+    del inner, values
+    return norm_bound
+
+
+@_state_of_each_lane.def_vmap
+def _(
+    _: int, mapped: tuple[bool, PyTree, PyTree], norm_bound: jax.Array, *others: PyTree
+) -> tuple[jax.Array, bool]:
+    bound_is_mapped, of_inner, of_values = mapped
+    if any(jax.tree.leaves(of_values)) and not any(jax.tree.leaves(of_inner)):
+        raise ValueError(
+            "state must be mapped over together with the sums: jax.vmap maps over sums but not "
+            "over states of the privatizer, so all sums would get the same noise. Make the "
+            "privatizer inside the mapped function, from keys that are mapped over"
+        )
+    return _state_of_each_lane(norm_bound, *others), bound_is_mapped

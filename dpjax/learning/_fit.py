@@ -38,18 +38,12 @@ from dpjax.accounting._least_noise import dp_sgd_noise_multiplier
 from dpjax.accounting._ledger import Ledger
 from dpjax.accounting._monte_carlo import SimulatedLosses
 from dpjax.learning._clipping import clipped_gradients
-from dpjax.learning._correlated_noise import correlated_noise, initial_state
-from dpjax.learning._gaussian_noise import (
-    CorrelatedNoiseState,
-    NoiseState,
-    first_state,
-    gaussian_noise,
-    rounded_down,
-)
+from dpjax.learning._correlated_noise import initial_state
+from dpjax.learning._gaussian_noise import first_state, rounded_down
 from dpjax.learning._guarantee_of_state import guarantee
 from dpjax.learning._per_example import fixed_loss
 from dpjax.learning._sampling import RARE, BatchSampling, cyclic_sampling, poisson_sampling
-from dpjax.learning._strategies import Strategy
+from dpjax.learning._strategies import MAKERS, Strategy
 from dpjax.learning._training_step import (
     FixedUpdate,
     Numbers,
@@ -59,13 +53,45 @@ from dpjax.learning._training_step import (
     words,
 )
 from dpjax.learning._training_step import step as training_step
-from dpjax.learning._trainings import Epoch, scores, stops
+from dpjax.learning._trainings import Trainings
 from dpjax.learning._tune import inside_a_run
 from dpjax.queries._truncation import ROWS, THERE, Truncation, padded_people
+from dpjax.random._keys import check_key
 from dpjax.targets._optax_training import optax_promotion
 
 if TYPE_CHECKING:
     import optax
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """The public facts of a training after one of its epochs, for `evaluate` of `fit`.
+
+    Attributes:
+        number: the number of finished epochs, at least 1.
+        epochs: the number of all epochs.
+        step: the number of finished steps.
+        steps: the number of all steps.
+
+    Formal guarantees:
+        All facts depend on arguments and shapes alone. The sizes of the drawn batches, and how
+        often gradients were clipped, are private, so they are not among them.
+    """
+
+    number: int
+    epochs: int
+    step: int
+    steps: int
+    _promised: Callable[[int], Guarantee] = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the parameters of the finished epochs.
+
+        It says what was spent so far. If `evaluate` stops the training, the release still has the
+        guarantee of all planned epochs: `evaluate` saw results before it decided to stop.
+        """
+        return self._promised(self.step)
 
 
 @inside_a_run
@@ -204,9 +230,7 @@ def fit(
     if person is not None:
         database, loss, unit, notes = of_people(database, loss, person, rows, most_people)
     elif rows is not None or most_people is not None:
-        raise TypeError(
-            "person must name the column of people's ids if rows or most_people is given"
-        )
+        raise TypeError("person must name the column of people if rows or most_people is given")
     records, n = record_arrays("database", database)
     for leaf in jax.tree.leaves((records, parameters)):
         _checks.host_only("fit", leaf, "clipped_gradients and gaussian_noise in a loop of your own")
@@ -226,25 +250,20 @@ def fit(
     steps = in_an_epoch * epochs
     if strategy is not None and strategy.steps < steps:
         raise ValueError(
-            f"strategy must have at least the {steps} steps of the training, got "
-            f"{strategy.steps} steps: make a strategy of {steps} steps, or train for fewer epochs"
+            f"strategy must have at least the {steps} steps of the training, got {strategy.steps}"
         )
     parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
-    given = {
-        "delta": delta, "relation": relation, "steps": steps, "dims": dims, "strategy": strategy
-    }  # fmt: skip
+    given = dict[str, Any](
+        delta=delta, relation=relation, steps=steps, dims=dims, strategy=strategy
+    )
     sampling, multiplier = _sampling_and_noise(
         planned, sampling, epsilon, noise_multiplier, simulated, given
     )
     # The state rounds the multiplier down. So it is rounded up first, to keep the guarantee of the
     # state within the requested guarantee.
     multiplier = outward(multiplier, math.inf)
-    of_noise = {"noise_multiplier": multiplier, "batch_size": size}
-    if strategy is None:
-        noise = gaussian_noise(key, **of_noise)
-    else:
-        noise = correlated_noise(key, strategy=strategy, **of_noise)
+    trainings = Trainings(check_key(key))
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     one_loss = fixed_loss(loss, parameters, _example(records))
 
@@ -307,15 +326,13 @@ def fit(
     with TrainingFile(checkpoint, run) as file:
         found = file.read(now)
         if found is None:
-            own = noise.init(parameters)
-            assert isinstance(own, (NoiseState, CorrelatedNoiseState))
+            own_key = trainings.key(parameters)
             if ledger is not None:
                 whole = DpSgdRun(sampling, method="pld", **given).checked()
                 steps_of_run = Steps(whole, float(start.counts.noise_multiplier), parameters)
                 ledger.record(Payment(key, planned_guarantee, "training", training=steps_of_run))
-            now = now._replace(noise=own)
-            # No other training uses the key of this state, so it can be split here.
-            key_of_noise, of_batches = jax.random.split(now.counts.key)
+            # No other training uses this key, so it can be split here.
+            key_of_noise, of_batches = jax.random.split(own_key)
             now = now._replace(batches=of_batches).with_counts(key=key_of_noise)
             file.write(0, now)
         first, now = found or (0, now)
@@ -332,7 +349,7 @@ def fit(
                     at = functools.partial(promised, start)
                     done = Epoch(epoch, epochs, epoch * in_an_epoch, steps, at)
                     answer = evaluate(done, now.parameters)
-                    if stops(answer):
+                    if _stops(answer):
                         break
                     count(0, scores(answer))
         file.remove()
@@ -357,6 +374,29 @@ def fit(
     return Release(now.parameters, promised(now, steps), training=record)
 
 
+def _stops(answer: Any) -> bool:
+    """Whether `evaluate` returned True, as a Python, NumPy or JAX boolean."""
+    return (isinstance(answer, bool) or _is_scalar(answer, np.bool_)) and bool(answer)
+
+
+def scores(found: Any) -> str:
+    """Formats the result of `evaluate` for the progress bar: a string, a number, or a dict."""
+    if isinstance(found, str):
+        return found
+    if isinstance(found, dict):
+        return ", ".join(f"{name}={scores(score)}" for name, score in found.items())
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    if is_number or _is_scalar(found, np.floating, np.integer):
+        return f"{float(found):.4g}"
+    return ""
+
+
+def _is_scalar(found: Any, *kinds: type) -> bool:
+    """Whether `found` is an array without axes whose dtype is of one of these kinds."""
+    is_array = isinstance(found, (np.ndarray, np.generic, jax.Array)) and found.ndim == 0
+    return is_array and any(jnp.issubdtype(found.dtype, kind) for kind in kinds)
+
+
 @functools.cache
 def _versions() -> tuple[tuple[str, str], ...]:
     others = ("jax", "jaxlib", "optax", "dp-accounting")
@@ -373,15 +413,9 @@ def risk_of_training(training: TrainingRecord, guarantee: Guarantee) -> Risk:
     if training.strategy > training.groups:
         return risk(guarantee)
     kind: Any = training.sampling
-    sampling = BatchSampling(
-        n=training.slots,
-        rate=training.rate,
-        capacity=training.capacity,
-        kind=kind,
-        groups=training.groups,
-    )
+    drawn = training.slots, training.rate, training.capacity, training.groups
     return dp_sgd_risk(
-        sampling,
+        BatchSampling(kind, *drawn),
         noise_multiplier=training.noise_multiplier,
         steps=training.steps,
         dims=training.parameters,
@@ -399,17 +433,11 @@ def _planned_sampling(
     strategy: Strategy | None,
 ) -> BatchSampling:
     """Returns the given sampling, or one of this batch size with a slot for each record."""
-    for name, value, kind in (
-        ("strategy", strategy, Strategy),
-        ("sampling", sampling, BatchSampling),
-    ):
-        if not isinstance(value, (kind, type(None))):
-            raise TypeError(f"{name} must be a {kind.__name__}, got {_checks.described(value)}")
-    if (batch_size is None) == (sampling is None):
-        raise ValueError(
-            "one of batch_size and sampling must be given, got"
-            f" batch_size={_checks.shown(batch_size)}, sampling={_checks.shown(sampling)}"
-        )
+    _checks.instance("strategy", strategy, Strategy | None, MAKERS)
+    _checks.instance(
+        "sampling", sampling, BatchSampling | None, "a function such as poisson_sampling"
+    )
+    _checks.exactly_one(batch_size=batch_size, sampling=sampling)
     bands = 1 if strategy is None else strategy.bands
     if sampling is None:
         assert batch_size is not None
@@ -418,10 +446,7 @@ def _planned_sampling(
         largest = -(-n // bands)
         return cyclic_sampling(n, groups=bands, batch_size=batch_size, capacity=largest)
     if sampling.n != n:
-        raise ValueError(
-            f"sampling must draw from the {n} slots of the database, got {sampling}: make it "
-            f"with n={n}"
-        )
+        raise ValueError(f"sampling must draw from the {n} slots of the database, got {sampling}")
     return sampling
 
 
@@ -440,33 +465,23 @@ def _sampling_and_noise(
     which oversized batches add almost nothing to delta. `given` contains the arguments that all
     functions of `accounting` need.
     """
-    multiplier = None
-    if epsilon is None and noise_multiplier is not None:
-        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-        reached = 0.0
+    if simulated is not None and noise_multiplier is None:
+        raise ValueError("noise_multiplier must be given with simulated losses, got None")
+    _checks.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier)
+    reached = 0.0 if epsilon is None else _checks.positive("epsilon", epsilon)
+    if noise_multiplier is not None:
+        noise_multiplier = _checks.positive("noise_multiplier", noise_multiplier)
         if sampling is None:
-            reached = float(dp_sgd(planned, noise_multiplier=multiplier, **given).epsilon)
-    elif simulated is not None:
-        raise ValueError(
-            "noise_multiplier must be given with simulated losses, because they were simulated "
-            f"for one noise multiplier, got epsilon={_checks.shown(epsilon)}"
-        )
-    elif epsilon is not None and noise_multiplier is None:
-        reached = _checks.positive("epsilon", epsilon)
-    else:
-        raise ValueError(
-            "one of epsilon and noise_multiplier must be given, got"
-            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
-        )
+            reached = float(dp_sgd(planned, noise_multiplier=noise_multiplier, **given).epsilon)
     if sampling is None:
         # Chooses the least number of slots at which oversized batches cost hardly any delta, at
         # this epsilon.
         rare = _rounded(rare_enough(reached, given["delta"], given["steps"]))
         capacity = least_capacity(planned.capacity, planned.rate, rare)
         sampling = dataclasses.replace(planned, capacity=capacity)
-    if multiplier is None:
-        multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
-    return sampling, multiplier
+    if noise_multiplier is None:
+        noise_multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
+    return sampling, noise_multiplier
 
 
 def _rounded(rare: float) -> float:
@@ -512,14 +527,10 @@ def of_people(
     """Returns people as records, a person's loss, the privacy unit, and notes for guarantees."""
     if rows is None or most_people is None:
         raise TypeError(
-            "rows (how many rows of a person are used) and most_people (the number of slots for "
-            f"people) must be given with person, got rows={rows}, most_people={most_people}"
+            f"rows and most_people must be given with person, got {rows=}, {most_people=}"
         )
     if isinstance(database, PaddedRecords):
-        raise TypeError(
-            "database must be a table of rows if person is given, got a PaddedRecords: pass the "
-            "table, and most_people="
-        )
+        raise TypeError("database must be a table of rows if person is given, not PaddedRecords")
     people = padded_people(database, person=person, rows=rows, capacity=most_people)
     truncation = Truncation(person, rows)
     return people, loss_of_person(loss), truncation.unit, (truncation.note,)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,14 @@ from dpjax._core._pytree import down, frozen_pytree, static
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact._numerics import outward
-from dpjax._tracing import _shards
-from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
+from dpjax.learning._clipping import (
+    LARGEST_NORM,
+    LEAST_NORM,
+    ClippedSum,
+    checked_norm,
+    refuse_varying,
+)
 from dpjax.learning._sampling import ANY_TURN, Turn
-from dpjax.learning._strategies import Strategy
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._start import check_noise
 from dpjax.random._grid_fit import Calibration
@@ -143,16 +147,13 @@ def gaussian_noise(
         >>> gradient.shape
         (2,)
     """
-    check_key(key)
+    trainings = Trainings(check_key(key))
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     size = _checks.positive("batch_size", batch_size)
     check_noise(noise)
-    trainings = Trainings(key)
 
     def init(parameters: PyTree) -> NoiseState:
-        # If `init` is mapped over parameters by `vmap`, every lane of the `vmap` has its own key.
-        own_key = key_for_each(trainings.key(key), parameters)
-        return first_state(own_key, parameters, multiplier, noise)
+        return first_state(trainings.key(parameters), parameters, multiplier, noise)
 
     def update(
         updates: PyTree, state: NoiseState, params: PyTree = None
@@ -173,6 +174,37 @@ def first_state(
     return NoiseState(key, jnp.int32(0), least, none, dims, noise, bands, none)
 
 
+class OpenedSum(NamedTuple):
+    """What a step of the noise reads from a `ClippedSum`.
+
+    Attributes:
+        value: the sum.
+        norm_bound: the norm bound of the sum, rounded up.
+        drawn_by: the identifier of the sampling that drew the batch.
+        turn: the step for which the batch was drawn.
+    """
+
+    value: PyTree
+    norm_bound: Scalar
+    drawn_by: Scalar | np.uint32
+    turn: Turn
+
+
+def opened(updates: object, state: TrainingState) -> OpenedSum:
+    """Reads a `ClippedSum`. Raises an error for other updates, and if `state` is closed over."""
+    if not isinstance(updates, ClippedSum):
+        raise TypeError(
+            "updates must be a ClippedSum, which has a norm bound for the noise, got"
+            f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
+            " noise first in a chain"
+        )
+    state.refuse_if_closed_over()
+    # If x64 is disabled, JAX would round a float64 to the nearest float32, which may be lower. So
+    # it is rounded up here.
+    bound = outward(updates.norm_bound, math.inf)
+    return OpenedSum(updates._value, bound, np.uint32(updates.drawn_by), updates.turn)
+
+
 def noisy_average(
     updates: PyTree,
     state: NoiseState,
@@ -185,14 +217,7 @@ def noisy_average(
 
     The next state records `least`, which is `multiplier` rounded down.
     """
-    check_clipped(updates)
-    state.refuse_if_closed_over()
-    # If x64 is disabled, JAX would round a float64 to the nearest float32, which may be lower. So
-    # it is rounded up here.
-    bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
-    noisy, after = _noisy_sum(
-        state, updates._value, bound, multiplier, least, drawn_by, updates.turn, noise
-    )
+    noisy, after = _noisy_sum(state, opened(updates, state), multiplier, least, noise)
     return averaged(noisy, size), after
 
 
@@ -207,26 +232,19 @@ def transformation(
 
 @functools.partial(jax.jit, static_argnames="noise")
 def _noisy_sum(
-    state: NoiseState,
-    value: PyTree,
-    norm_bound: Scalar,
-    multiplier: Scalar,
-    least: Scalar,
-    drawn_by: Scalar,
-    turn: Turn,
-    noise: NoiseKind,
+    state: NoiseState, total: OpenedSum, multiplier: Scalar, least: Scalar, noise: NoiseKind
 ) -> tuple[PyTree, NoiseState]:
     """Returns the sum with noise and the state after the step, in one compiled program.
 
     The division by the batch size is not part of this program. Otherwise XLA would merge the
     division with the operation before it, and round differently.
     """
-    check_step(state, value, noise)
+    check_step(state, total.value, noise)
     # The next key is a hash of the current key, so the state after a step does not reveal the noise
     # of the step.
     next_key, step_key = jax.random.split(key_of_each_lane(state.key))
-    noisy = _with_noise(step_key, value, norm_bound, multiplier, noise)
-    return noisy, after_a_step(state, drawn_by, next_key, least, turn)
+    noisy = _with_noise(step_key, total.value, total.norm_bound, multiplier, noise)
+    return noisy, after_a_step(state, total, next_key, least)
 
 
 @functools.partial(jax.jit, static_argnames="noise")
@@ -236,42 +254,21 @@ def _with_noise(
     """Adds Gaussian noise to a sum, with a scale of the multiplier times the norm bound."""
     refuse_unpaid_steps()
     bound = jnp.asarray(norm_bound)
-    refuse_varying(key, (value, bound, multiplier))
-    key = key_for_each(key, (value, bound, multiplier))
-    calibration = Calibration(
-        multiplier * bound,
-        bound,
-        # Epsilon is infinite here, because `learning.guarantee` charges the error of the noise
-        # tables for the whole training.
-        math.inf,
-        rounding_norm("l2", value),
-        sum(leaf.size for leaf in jax.tree.leaves(value)),
-        False,
-        grid_dtype(value),
-    )
+    key = one_key(key, (value, bound, multiplier))
+    dims = sum(leaf.size for leaf in jax.tree.leaves(value))
+    shape = rounding_norm("l2", value), dims, False, grid_dtype(value)
+    # Epsilon is infinite here, because `learning.guarantee` charges the error of the noise tables
+    # for the whole training.
+    calibration = Calibration(multiplier * bound, bound, math.inf, *shape)
     distribution = GAUSSIAN if noise == "exact" else GAUSSIAN.in_floats()
     return add_noise(key, value, calibration, distribution)
 
 
-def refuse_varying(key: Key, others: PyTree) -> None:
-    """Raises an error for values that differ between shards: all shards must add the same noise."""
-    for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
-        if axes := _shards.varying_axes(tree):
-            raise ValueError(
-                f"{name} must be the same on all shards, got values that vary over the mesh axes"
-                f" {sorted(axes)}: pass the state with in_specs=PartitionSpec(), without"
-                " jax.lax.pcast; for separate trainings use jax.vmap"
-            )
-
-
-def check_clipped(updates: object) -> None:
-    """Raises an error for updates that are not a `ClippedSum`, because they have no norm bound."""
-    if not isinstance(updates, ClippedSum):
-        raise TypeError(
-            "updates must be a ClippedSum, which has a norm bound for the noise, got"
-            f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
-            " noise first in a chain"
-        )
+def one_key(key: Key, others: PyTree) -> Key:
+    """Returns the key of a step's noise, which must be the same on all shards, like the sum."""
+    refuse_varying("key", key)
+    refuse_varying("the sum, its norm bound and noise_multiplier", others)
+    return key_for_each(key, others)
 
 
 def check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
@@ -293,8 +290,8 @@ def check_precision(state: NoiseState) -> None:
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
-            f"state must have a noise multiplier of at least float32, got {dtype}: a cast may "
-            "have rounded the multiplier up. Cast the parameters only, not the state"
+            f"state must have a noise multiplier of at least float32, got {dtype}, which may be"
+            " rounded up: cast the parameters only"
         )
 
 
@@ -304,16 +301,14 @@ def averaged(tree: PyTree, size: Scalar) -> PyTree:
     return structure.unflatten([x / jnp.asarray(size).astype(x.dtype) for x in leaves])
 
 
-def after_a_step(
-    state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Turn
-) -> NoiseState:
+def after_a_step(state: NoiseState, total: OpenedSum, key: Key, multiplier: Scalar) -> NoiseState:
     """Returns the state after a step, with the next key and the least noise multiplier so far."""
     # Noise in floats has no guarantee, so its multiplier is recorded as 0. The 0 is stored in an
     # array. So it is kept if a user saves the arrays and loads them into a state whose `noise` is
     # "exact".
     promised = multiplier if state.noise == "exact" else 0.0
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(promised))
-    drawn_by = jnp.uint32(drawn_by)
+    drawn_by, turn = jnp.uint32(total.drawn_by), total.turn
     bins = jnp.asarray(turn.bins).astype(jnp.uint32)
     # The guarantee assumes that one sampling drew all batches. If not, `drawn_by` becomes SEVERAL.
     # The same happens if a batch was drawn for another step than this one, or if batches came from
@@ -410,17 +405,15 @@ def adaptive_noise(
         >>> bool(state.clip_norm > 1)
         True
     """
-    total = _checks.concrete_positive("noise_multiplier", noise_multiplier, "gaussian_noise")
+    planned = _checks.concrete_positive("noise_multiplier", noise_multiplier, "gaussian_noise")
     size = _checks.positive("batch_size", batch_size)
     quantile = _checks.fraction("quantile", quantile)
     rate = _checks.positive("learning_rate", learning_rate)
-    start = _checks.positive("initial_clip_norm", initial_clip_norm)
-    if not LEAST_NORM <= start <= LARGEST_NORM:
-        raise ValueError(f"initial_clip_norm must be from 1e-10 to 1e10, got {start:g}")
-    counted = max(size / 20, total) if count_noise is None else count_noise
+    start = checked_norm("initial_clip_norm", initial_clip_norm)
+    counted = max(size / 20, planned) if count_noise is None else count_noise
     counted = _checks.positive("count_noise", counted)
-    multiplier = gradient_noise_multiplier(total, counted)
-    plain = gaussian_noise(key, noise_multiplier=total, batch_size=size, noise=noise)
+    multiplier = gradient_noise_multiplier(planned, counted)
+    plain = gaussian_noise(key, noise_multiplier=planned, batch_size=size, noise=noise)
 
     def init(parameters: PyTree) -> AdaptiveNoiseState:
         state = plain.init(parameters)
@@ -434,12 +427,10 @@ def adaptive_noise(
         updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None
     ) -> tuple[PyTree, AdaptiveNoiseState]:
         del params
-        check_clipped(updates)
-        state.noise.refuse_if_closed_over()
-        check_step(state.noise, (updates._value, updates.within), noise)
+        total = opened(updates, state.noise)
+        check_step(state.noise, (total.value, updates.within), noise)
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
-        bound = outward(updates.norm_bound, math.inf)
-        gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
+        gradient = _with_noise(gradient_key, total.value, total.norm_bound, multiplier, noise)
         # An example inside the clip norm counts as 1, and an example outside of it as -1. So adding
         # or removing an example changes the count by 1.
         noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
@@ -447,7 +438,7 @@ def adaptive_noise(
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
-        after = after_a_step(state.noise, updates.drawn_by, next_key, total, updates.turn)
+        after = after_a_step(state.noise, total, next_key, planned)
         return averaged(gradient, size), AdaptiveNoiseState(after, norm)
 
     return transformation(init, update)
@@ -465,35 +456,3 @@ def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
             f"count_noise must be above noise_multiplier / 2 = {total / 2:g}, got {count_noise:g}"
         )
     return left**-0.5 * (1 + 1e-12)
-
-
-@frozen_pytree
-class CorrelatedNoiseState:
-    """The state of correlated noise between two steps.
-
-    Never publish this state: it contains the noise of earlier updates, or sums of this noise. An
-    update without its noise is a clipped sum, which is private data, like the records.
-
-    Attributes:
-        noise: the `NoiseState`, which counts steps and has the key.
-        norm_bound: the norm bound of the first step; 0 before it. If a later clipped sum has a
-            larger norm bound, updates are NaN from then on.
-        number: an identifier of strategy and grid. If a file puts the arrays of another strategy or
-            grid into this state, updates are NaN from then on.
-        strategy: the strategy of all steps.
-        fineness: the spacing of the grid is at most the norm bound divided by 2^(fineness - 1).
-
-    Formal guarantees:
-        None of its own.
-    """
-
-    noise: NoiseState
-    norm_bound: jax.Array
-    number: jax.Array
-    _noise: PyTree
-    strategy: Strategy = static()
-    fineness: int = static()
-
-    def __repr__(self) -> str:
-        bands, steps = self.strategy.bands, self.strategy.steps
-        return f"CorrelatedNoiseState({self.noise}, bands={bands}, steps={steps})"

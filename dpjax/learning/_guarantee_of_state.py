@@ -1,6 +1,7 @@
 """Computes the guarantee of a training from the state of its noise after the last step."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +11,8 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._dp_sgd import AccountingMethod, DpSgdRun, dp_sgd
 from dpjax.accounting._monte_carlo import SimulatedLosses
-from dpjax.learning._gaussian_noise import (
-    AdaptiveNoiseState,
-    CorrelatedNoiseState,
-    NoiseState,
-    check_precision,
-)
+from dpjax.learning._correlated_noise import CorrelatedNoiseState
+from dpjax.learning._gaussian_noise import AdaptiveNoiseState, NoiseState, check_precision
 from dpjax.learning._participation import ParticipationLosses
 from dpjax.learning._sampling import BatchSampling, number_of
 from dpjax.random._keys import is_seeded
@@ -104,9 +101,8 @@ def guarantee(
         )
     if strategy is None and simulated is not None and noise.bands > 1:
         raise ValueError(
-            "state must be the whole state of correlated_noise if losses are simulated, got "
-            f"only its part that counts steps, with bands={noise.bands}: this part does not "
-            "contain the strategy"
+            "state must be the whole state of correlated_noise, with the strategy, if losses are "
+            f"simulated, got only its part that counts steps, with bands={noise.bands}"
         )
     _checks.host_only("state", noise.step, "it outside")
     if strategy is not None and np.max(noise.step) > strategy.steps:
@@ -117,38 +113,24 @@ def guarantee(
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
         raise ValueError(
             "state must be the state of one training, got a batch of states with steps of shape "
-            f"{np.shape(noise.step)}: select one state, for example by jax.tree.map(lambda x: "
-            "x[0], state)"
+            f"{np.shape(noise.step)}: select one, as by jax.tree.map(lambda x: x[0], state)"
         )
     if noise.step == 0:
-        raise ValueError(
-            "state must be the state that update returned after the last step, got the state "
-            "that init returned: no step has been taken"
-        )
+        raise ValueError("state must be what update returned after the last step, got that of init")
     if noise.noise == "float" or noise.noise_multiplier == 0:
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
         return nothing_promised(0.0, relation_or_inherited(relation, added), privacy_unit)
     check_precision(noise)
     seeded = _by_seeded_keys(noise, sampling)
-    multiplier, steps = float(noise.noise_multiplier), int(noise.step)
+    multiplier, steps, dims = float(noise.noise_multiplier), int(noise.step), noise.dims
+    run = dict[str, Any](
+        steps=steps, delta=delta, dims=dims, strategy=strategy, relation=relation, method=method
+    )
     if simulated is None:
-        promised = dp_sgd(
-            sampling,
-            noise_multiplier=multiplier,
-            steps=steps,
-            delta=delta,
-            dims=noise.dims,
-            strategy=strategy,
-            relation=relation,
-            privacy_unit=privacy_unit,
-            method=method,
-        )
+        promised = dp_sgd(sampling, noise_multiplier=multiplier, privacy_unit=privacy_unit, **run)
     else:
         _check_covered(simulated, sampling, given, noise)
-        run = DpSgdRun(
-            sampling, steps, delta, noise.dims, relation, method, strategy=strategy
-        ).checked()
-        promised = _by_simulation(simulated, run, privacy_unit)
+        promised = _by_simulation(simulated, DpSgdRun(sampling, **run).checked(), privacy_unit)
     if seeded or is_seeded(noise.key):
         promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))
     return promised
@@ -174,9 +156,8 @@ def _check_covered(
     losses = getattr(simulated, "source", simulated)
     if not isinstance(losses, ParticipationLosses):
         raise TypeError(
-            "simulated must be made by accounting.monte_carlo from "
-            f"learning.participation_losses, got losses of {_checks.shown(losses)}: other losses "
-            "do not record the training for which they were simulated"
+            "simulated must be made by accounting.monte_carlo from learning.participation_losses,"
+            f" got losses of {_checks.shown(losses)}"
         )
     strategy, fineness = None, losses.fineness
     if isinstance(state, CorrelatedNoiseState):
@@ -195,18 +176,16 @@ def _check_covered(
     for name, (covered, ours) in asked.items():
         if not covered:
             raise ValueError(
-                f"simulated must cover this training, which has {name}={ours}, got losses that "
-                f"were simulated for {name}={getattr(losses, name)}: simulate "
-                "participation_losses with the settings of this training"
+                f"simulated must cover this training, which has {name}={ours}, got losses that"
+                f" were simulated for {name}={getattr(losses, name)}"
             )
 
 
 def _by_simulation(simulated: SimulatedLosses, run: DpSgdRun, privacy_unit: str) -> Guarantee:
     if run.replaced:
         raise ValueError(
-            "relation must be add-or-remove-one for simulated losses, got "
-            f"{run.relation}: losses are simulated for adding or removing a record. For another "
-            "relation, do not pass simulated"
+            f"relation must be add-or-remove-one for simulated losses, got {run.relation}: for"
+            " another relation, do not pass simulated"
         )
     epsilon = run.charged(simulated.epsilon)
     drawn = dataclasses.replace(simulated, relation=run.relation, privacy_unit=privacy_unit)

@@ -25,7 +25,6 @@ from dpjax._core._pytree import TreeSpec, made, made_by_factory, static, up
 from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
-from dpjax._exact._grid import average
 from dpjax._exact._numerics import is_float
 from dpjax.mechanisms._gaussian_multipliers import analytic_multiplier
 from dpjax.random._grid_fit import Calibration
@@ -39,7 +38,9 @@ from dpjax.targets._minimizers import (
     WalkPlan,
     check_carried,
     check_strength,
-    solve,
+    damping,
+    logistic_gradient,
+    logistic_step,
     walk_error,
     walk_plan,
     walk_to_minimizer,
@@ -120,10 +121,7 @@ class ObjectivePerturbation:
         """
         check_key(key)
         if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(self)):
-            raise ValueError(
-                "this ObjectivePerturbation must be a single training, got a batch of them: map "
-                "over the batch by jax.vmap"
-            )
+            raise ValueError("this must be a single training, got a batch: map over it by jax.vmap")
         _dtype_that_runs(self.dtype)
         records = self._records(database)
         draw = functools.partial(_released, self)
@@ -312,8 +310,7 @@ def perturbation_plan(
         # Bounds the rounding error of b, which is drawn on a grid and then divided by n in floats.
         rounding = grid * math.sqrt(d) + 2 * eps * longest
         linear = (longest + rounding) / n
-        solver = solver_plan(regularization, pull=linear, d=d, eps=eps)
-        solved = solver_error(regularization, solver, pull=linear, d=d, eps=eps)
+        solver, solved = solver_plan(regularization, pull=linear, d=d, eps=eps)
         error = (solved + rounding / (n * regularization)) * _OUTWARD
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
@@ -491,39 +488,30 @@ _CURVATURE = 1 / 4
 _LARGEST_PULL = 0.2785
 
 
-def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> WalkPlan:
-    """Returns a plan of the solver for any linear term whose norm is at most `pull`."""
+def solver_plan(
+    regularization: float, *, pull: float, d: int, eps: float
+) -> tuple[WalkPlan, float]:
+    """Returns a plan of the solver for any linear term whose norm is at most `pull`, and its error.
+
+    The error is a bound on the distance of the computed weights from the exact minimizer.
+    """
     root = (pull + math.sqrt(pull**2 + 4 * regularization * _LARGEST_PULL)) / (2 * regularization)
     radius = min((1 + pull) / regularization, root) * (1 + 1e-12)
-    error = _gradient_error(radius, pull=pull, d=d, eps=eps)
-    return walk_plan(regularization, curvature=_CURVATURE, radius=radius, gradient_error=error)
-
-
-def solver_error(
-    regularization: float, plan: WalkPlan, *, pull: float, d: int, eps: float
-) -> float:
-    """Bounds the distance of the computed weights from the exact minimizer of their objective."""
-    radius = float(plan.radius)
-    gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
+    # The rounding error of the gradient at weights in the ball, in units of eps. A product r'w has
+    # an error of at most d times the norm of w. The sigmoid has a slope of at most 1/4, so at most
+    # a quarter of this error remains. The roundings of the sigmoid, of its product with a row, and
+    # of the average add at most 6. The grid of the average adds 1/8 in each coordinate. The
+    # gradient is lambda w minus the average plus the linear term. The linear term has a norm of at
+    # most `pull`. None of these vectors is longer than 2 + 2 pull. So the roundings of lambda w, of
+    # the linear term and of the two sums add 6 (1 + pull).
+    error = eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
     # Counts the rounding errors of the projection (length, quotient, product) and of a gradient
     # step (product, sum).
     rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / regularization
-    return walk_error(
-        regularization, curvature=_CURVATURE, gradient_error=gradient, rounding=rounding
+    plan = walk_plan(regularization, curvature=_CURVATURE, radius=radius, gradient_error=error)
+    return plan, walk_error(
+        regularization, curvature=_CURVATURE, gradient_error=error, rounding=rounding
     )
-
-
-def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
-    """Bounds the rounding error of the objective's gradient at weights in the ball.
-
-    All errors are in units of eps. A product r'w has an error of at most d times the norm of w. The
-    sigmoid has a slope of at most 1/4, so at most a quarter of this error remains. The roundings of
-    the sigmoid, of its product with a row, and of the average add at most 6. The grid of the
-    average adds 1/8 in each coordinate. The gradient is lambda w minus the average plus the linear
-    term. The linear term has a norm of at most `pull`. None of these vectors is longer than 2 + 2
-    pull. So the roundings of lambda w, of the linear term and of the two sums add 6 (1 + pull).
-    """
-    return eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
 
 
 def perturbed_minimizer(
@@ -538,9 +526,8 @@ def perturbed_minimizer(
         plan: made for these parameters.
 
     Returns:
-        The weights, shape (d,), as near to the minimizer as `solver_error` says.
+        The weights, shape (d,), as near to the minimizer as the error of `solver_plan`.
     """
-    n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
         """Returns the fraction of a step to take: 1 if the objective falls along the whole step."""
@@ -557,29 +544,21 @@ def perturbed_minimizer(
             falls = falls_at(middle)
             return jnp.where(falls, middle, low), jnp.where(falls, high, middle)
 
-        # A step of `log(1 + reach) / reach` always lowers the objective, as in
-        # `targets.logistic_regression`.
-        reach = jnp.maximum(jnp.max(jnp.abs(moved)), np.finfo(rows.dtype).tiny)
         whole = jnp.ones((), rows.dtype)
-        ends = jnp.log1p(reach) / reach, whole
-        low = lax.fori_loop(0, _HALVINGS, halve, ends)[0]
+        low = lax.fori_loop(0, _HALVINGS, halve, (damping(moved), whole))[0]
         return jnp.where(falls_at(whole), whole, low)
 
     def wrong_and_gradient(w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        wrong = jax.nn.sigmoid(-(rows @ w))
-        return wrong, regularization * w - average(wrong[:, None] * rows, 1.0) + pull
+        wrong, gradient = logistic_gradient(rows, w, regularization)
+        return wrong, gradient + pull
 
     def newton_step(_: jax.Array, w: jax.Array) -> jax.Array:
         wrong, gradient = wrong_and_gradient(w)
-        curvature = wrong * (1 - wrong) / n
-        hessian = (rows.T * curvature[None, :]) @ rows + regularization * jnp.eye(
-            d, dtype=rows.dtype
-        )
-        step = solve(hessian, gradient)
+        step = logistic_step(rows, wrong, gradient, regularization)
         return w - length_of(step, w) * step
 
     with jax.default_matmul_precision("highest"):
-        found = lax.fori_loop(0, _NEWTON_STEPS, newton_step, jnp.zeros(d, rows.dtype))
+        found = lax.fori_loop(0, _NEWTON_STEPS, newton_step, jnp.zeros(rows.shape[1], rows.dtype))
         return walk_to_minimizer(
             lambda w: wrong_and_gradient(w)[1],
             found,

@@ -28,7 +28,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Key
 from dpjax.accounting._dp_sgd import share_of_batches
 from dpjax.learning._sampling import BatchSampling
-from dpjax.learning._strategies import Strategy
+from dpjax.learning._strategies import MAKERS, Strategy
 
 # Random numbers are drawn for this many rows at once.
 _BLOCK = 64
@@ -346,24 +346,18 @@ def participation_losses(
         >>> round(found.epsilon(1e-3), 1)
         2.7
     """
-    if not isinstance(sampling, BatchSampling):
-        raise TypeError(
-            "sampling must be made by balls_in_bins_sampling or min_separation_sampling, got"
-            f" {_checks.described(sampling)}"
-        )
+    makers = "balls_in_bins_sampling or min_separation_sampling"
+    _checks.instance("sampling", sampling, BatchSampling, makers)
     if not sampling.one_key:
         raise ValueError(
-            "sampling must be made by balls_in_bins_sampling or min_separation_sampling, got "
-            f"{sampling}: for other samplings, no simulation is needed, because "
-            "learning.guarantee uses a formula"
+            f"sampling must be made by {makers}, got {sampling}: for other samplings, no simulation"
+            " is needed, because learning.guarantee uses a formula"
         )
-    if not isinstance(strategy, Strategy | None):
-        raise TypeError(f"strategy must be a Strategy, got {_checks.described(strategy)}")
+    _checks.instance("strategy", strategy, Strategy | None, MAKERS)
     if sampling.kind == "separated" and strategy is not None and strategy.bands > sampling.groups:
         raise ValueError(
             f"sampling must have a separation of at least {strategy.bands}, the number of bands of"
-            f" the strategy, got {sampling}: otherwise two batches with the same record would "
-            "affect the same published number"
+            f" the strategy, got {sampling}"
         )
     groups = _checks.integer("sampling.groups", sampling.groups, least=1, most=_MOST_GROUPS)
     steps = _checks.integer("steps", steps, least=1, most=_MOST_NUMBERS // groups)

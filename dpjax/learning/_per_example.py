@@ -62,19 +62,17 @@ class TracedLoss(NamedTuple):
         places: the positions of the parameters among the leaves of all arguments.
         uses: for each parameter, the single layer that uses it; None if there is no such layer, and
             its gradient is stored for each example.
-        aux: the structure of aux, a PyTreeDef.
         derivatives: maps the leaves of all arguments to the leaves of `Derivatives`.
+        aux: the structure of aux, a PyTreeDef.
         results: the structure of `Derivatives`, a PyTreeDef.
-        explained: for each parameter, how its gradients are clipped.
     """
 
     program: jex.ClosedJaxpr | None
     places: tuple[int, ...]
     uses: tuple[Use | None, ...]
-    aux: object
     derivatives: jex.ClosedJaxpr
+    aux: Any
     results: Any
-    explained: tuple[str, ...]
 
 
 class Derivatives(NamedTuple):
@@ -190,9 +188,8 @@ def traced(
     # the derivative is checked as well.
     derivatives, shapes = jax.make_jaxpr(differentiated, return_shape=True)(*arrays)
     _check_operations(derivatives)
-    structures = jax.tree.structure(aux), jax.tree.structure(shapes)
-    text = _explained(program, places, uses)
-    return TracedLoss(program, places, uses, structures[0], derivatives, structures[1], text)
+    structures = map(jax.tree.structure, (aux, shapes))
+    return TracedLoss(program, places, uses, derivatives, *structures)
 
 
 def _uses(program: jex.ClosedJaxpr, places: Sequence[int]) -> tuple[Use | None, ...]:
@@ -206,22 +203,21 @@ def inlined(program: jex.ClosedJaxpr, inputs: Sequence[PyTree]) -> jex.ClosedJax
     return jax.make_jaxpr(lambda *leaves: _walks.run(program, leaves, _inline))(*inputs)
 
 
-def _explained(
-    program: jex.ClosedJaxpr, places: Sequence[int], uses: Sequence[Use | None]
-) -> tuple[str, ...]:
+def explained(loss: TracedLoss) -> list[str]:
     """Returns a string for each parameter that states how its gradients are clipped."""
-    jaxpr = program.jaxpr
-    equations, texts = _walks.live(jaxpr), list[str]()
-    for place, use in zip(places, uses, strict=True):
+    assert loss.program is not None
+    jaxpr = loss.program.jaxpr
+    equations = _walks.live(jaxpr)
+
+    def text(place: int, use: Use | None) -> str:
         if use is not None:
-            texts.append(f"{use.layer.name}: {use.layer.why}")
-        elif _is_elementwise(equations, jaxpr.invars[place]):
-            texts.append("elementwise: its gradient is no larger than what the layer computes")
-        else:
-            texts.append(
-                f"formed for each example: {_walks.aval(jaxpr.invars[place]).size} numbers"
-            )
-    return tuple(texts)
+            return f"{use.layer.name}: {use.layer.why}"
+        parameter = jaxpr.invars[place]
+        if _is_elementwise(equations, parameter):
+            return "elementwise: its gradient is no larger than what the layer computes"
+        return f"formed for each example: {_walks.aval(parameter).size} numbers"
+
+    return list(map(text, loss.places, loss.uses))
 
 
 def perform(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:

@@ -150,8 +150,8 @@ def in_microbatches(
     def joined(x: jax.Array) -> jax.Array:
         return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])[:held]
 
-    zeros = [jnp.zeros(leaf.shape, x.dtype) for x, leaf in zip(written, leaves, strict=True)]
-    nothing = [x.write(leaf) for x, leaf in zip(written, zeros, strict=True)]
+    pairs = zip(written, leaves, strict=True)
+    nothing = [x.write(jnp.zeros(leaf.shape, x.dtype)) for x, leaf in pairs]
     parts = jax.tree.map(parted, batch)
     total, of_records = lax.scan(step, (nothing, jnp.int32(0)), parts)
     return total, jax.tree.map(joined, of_records)

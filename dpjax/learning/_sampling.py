@@ -100,17 +100,15 @@ class Batch:
             # shards.
             if mask.shape != (size,) or size * shards != batch.capacity:
                 raise ValueError(
-                    f"examples must fill each of the {batch.capacity} slots of the batch once, "
-                    f"got {size} examples and {len(mask)} slots on each of {shards} shards: pass "
-                    "the records at batch.indices. Do not concatenate batches, and do not select "
-                    "or copy slots"
+                    f"examples must fill each of the {batch.capacity} slots of the batch once, got "
+                    f"{size} examples and {len(mask)} slots on each of {shards} shards: pass the "
+                    "records at batch.indices, and do not concatenate, select or copy slots"
                 )
             return mask, batch.capacity
         if axes:
             raise ValueError(
-                "batch must be what sampling(key) returned, got "
-                f"{_checks.described(batch)} inside jax.shard_map: only a Batch shows that no two "
-                "shards have the same record"
+                "batch must be what sampling(key) returned inside jax.shard_map, to show that no"
+                f" two shards have the same record, got {_checks.described(batch)}"
             )
         if batch is True:
             return jnp.ones(size, bool), size
@@ -119,8 +117,7 @@ class Batch:
             return jnp.asarray(batch), size
         raise ValueError(
             f"batch must be what sampling(key) returned, a boolean mask of shape ({size},), or True"
-            f" if no slot is empty, got {_checks.described(batch)}: the batch must show which"
-            " slots contain a record"
+            f" if no slot is empty, got {_checks.described(batch)}"
         )
 
 
@@ -200,19 +197,16 @@ class BatchSampling:
                 f"step must be {wanted} for a sampling with groups={self.groups}, got"
                 f" {_checks.described(step)}"
             )
-        if step is not None:
-            step = _whole_step(step)
-        if present is not None and self.kind == "fixed":
-            raise ValueError(
-                "present must be None for batches of a fixed size, which have no empty slots: use"
-                f" poisson_sampling, got {_checks.described(present)}"
-            )
+        step = None if step is None else _whole_step(step)
         if present is not None:
-            if jnp.shape(present) != (self.n,) or jnp.result_type(present) != np.dtype(bool):
+            if self.kind == "fixed":
                 raise ValueError(
-                    f"present must be booleans of shape ({self.n},), one for each slot, got"
-                    f" {_checks.described(present)}"
+                    "present must be None for batches of a fixed size, which have no empty slots:"
+                    f" use poisson_sampling, got {_checks.described(present)}"
                 )
+            if jnp.shape(present) != (self.n,) or jnp.result_type(present) != np.dtype(bool):
+                given = _checks.described(present)
+                raise ValueError(f"present must be booleans of shape ({self.n},), got {given}")
             present = jnp.asarray(present)
         # All shards have the same key, so they would all choose the same slots, which the
         # accounting does not cover.
@@ -278,12 +272,7 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     """
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
     size = _checks.concrete_positive("batch_size", batch_size)
-    # Rates are multiples of 2^-32, because a record joins the batch if its random 32-bit word is
-    # below a threshold.
-    words = int(size / n * _WORD)
-    if size > n or words == 0:
-        raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
-    rate = words / _WORD
+    rate = _rate(size, f"n={n}", n, size / n)
     return BatchSampling("poisson", n, rate, _capacity(capacity, n, rate))
 
 
@@ -362,15 +351,9 @@ def cyclic_sampling(
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
     groups = _checks.integer("groups", groups, least=1, most=n)
     size = _checks.concrete_positive("batch_size", batch_size)
-    largest = -(-n // groups)
-    words = min(int(size * groups / n * _WORD), 2**32)
-    if size > n / groups * (1 + 1e-12) or words == 0:
-        raise ValueError(
-            f"batch_size must be at most n / groups = {n / groups:g} and above n / groups / 2^32,"
-            f" got {size:g}"
-        )
-    rate = words / _WORD
-    return BatchSampling("poisson", n, rate, _capacity(capacity, largest, rate), groups)
+    most = n / groups
+    rate = _rate(size, f"n / groups = {most:g}", most * (1 + 1e-12), size * groups / n)
+    return BatchSampling("poisson", n, rate, _capacity(capacity, -(-n // groups), rate), groups)
 
 
 def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) -> BatchSampling:
@@ -464,15 +447,22 @@ def min_separation_sampling(
     n = _checks.integer("n", n, least=2, most=2**31 - 1)
     separation = _checks.integer("separation", separation, least=2, most=min(n, _MOST_BINS))
     size = _checks.concrete_positive("batch_size", batch_size)
-    words = int(min(size / max(n - (separation - 1) * size, size), 1.0) * _WORD)
-    if size > n / separation * (1 + 1e-12) or words == 0:
-        raise ValueError(
-            f"batch_size must be at most n / separation = {n / separation:g} and above n / 2^32,"
-            f" got {size:g}"
-        )
-    rate = words / _WORD
+    most, able = n / separation, max(n - (separation - 1) * size, size)
+    rate = _rate(size, f"n / separation = {most:g}", most * (1 + 1e-12), size / able)
     capacity = _capacity(capacity, n, share_of_batches(rate, separation))
     return BatchSampling("separated", n, rate, capacity, separation)
+
+
+def _rate(size: float, bound: str, most: float, exact: float) -> float:
+    """Returns the exact rate of a batch size, rounded down. `bound` describes the largest size.
+
+    Rates are multiples of 2^-32, because a record joins the batch if its random 32-bit word is
+    below a threshold.
+    """
+    words = int(min(exact, 1.0) * _WORD)
+    if size > most or words == 0:
+        raise ValueError(f"batch_size must be at most {bound} and above 2^-32 of it, got {size:g}")
+    return words / _WORD
 
 
 def _capacity(capacity: int | None, n: int, share: float) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core._types import Key
+from dpjax._exact._numerics import bisected
 
 # One random 64-bit word covers this many consecutive batches. It decides which one of them a record
 # joins, or that the record joins none of them.
@@ -95,15 +96,10 @@ def _word_limits(*shares: Fraction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reached(high: jax.Array, low: jax.Array, limits: tuple[np.ndarray, np.ndarray]) -> jax.Array:
-    """Counts, for each 64-bit word, the limits that do not exceed it.
-
-    The number of limits plus 1 must be a power of 2. Limits increase.
-    """
+    """Counts, for each 64-bit word, the limits that do not exceed it. Limits increase."""
     highs, lows = (jnp.asarray(x) for x in limits)
-    size, count = len(highs) + 1, jnp.zeros_like(low)
-    while size > 1:
-        size //= 2
-        at = count + np.uint32(size - 1)
-        reached = (high > highs[at]) | ((high == highs[at]) & (low >= lows[at]))
-        count = jnp.where(reached, count + np.uint32(size), count)
-    return count
+
+    def reached(at: jax.Array) -> jax.Array:
+        return (high > highs[at]) | ((high == highs[at]) & (low >= lows[at]))
+
+    return bisected(reached, len(highs), low.shape).astype(jnp.uint32)

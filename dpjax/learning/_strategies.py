@@ -31,6 +31,8 @@ _MOST_BANDS = 2**12
 _MOST_STEPS = 2**24
 # A finer grid than this would decrease the noise by less than .01%.
 _MOST_FINE = 14
+# The functions that make strategies.
+MAKERS = "optimized_strategy, toeplitz_strategy, banded_strategy or buffered_strategy"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,6 +92,27 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def keep(self, kept: PyTree, newest: jax.Array, step: jax.Array) -> PyTree:
         """Returns the stored noise after a step. `newest` is the noise of this step, as int32."""
+
+    def _keep_integers(self, name: str, shape: str, fits: bool, bits: int) -> None:
+        """Replaces an array by a copy that cannot change: a program would not see later changes.
+
+        Raises an error if the array is not int32, if its shape does not fit, or if an entry is
+        beyond 2^bits.
+        """
+        given = getattr(self, name)
+        kept = np.array(given)
+        if kept.dtype != np.int32 or not fits:
+            raise ValueError(
+                f"{name} must be an int32 array of {shape}, got {_checks.described(given)}: use"
+                f" {MAKERS}"
+            )
+        if np.abs(kept.astype(np.int64)).max() > 2**bits:
+            raise ValueError(
+                f"{name} must be from -2^{bits} to 2^{bits}, got {kept.min()} to {kept.max()}: use"
+                f" {MAKERS}"
+            )
+        kept.flags.writeable = False
+        object.__setattr__(self, name, kept)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Strategy) or type(self) is not type(other):
@@ -204,24 +227,15 @@ class BandedStrategy(Strategy):
     numerators: np.ndarray = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Copies the entries, because a compiled program would not see later changes to them."""
-        _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
-        kept = np.array(self.numerators)
-        is_matrix = kept.ndim == 2 and len(kept) in (1, self.steps)
-        has_bands = is_matrix and 1 <= kept.shape[1] <= _MOST_BANDS
-        if kept.dtype != np.int32 or not has_bands:
-            raise ValueError(
-                f"numerators must be int32 of shape (1, bands) or ({self.steps}, bands), with at "
-                f"most {_MOST_BANDS} bands, got {_checks.described(self.numerators)}: use "
-                "toeplitz_strategy or banded_strategy"
-            )
-        if kept[:, 0].min() < 1 or np.abs(kept.astype(np.int64)).max() > 2**BITS:
-            raise ValueError(
-                f"numerators must be from -2^{BITS} to 2^{BITS}, and above 0 in the first column,"
-                f" got {kept.min()} to {kept.max()}: use toeplitz_strategy or banded_strategy"
-            )
-        kept.flags.writeable = False
-        object.__setattr__(self, "numerators", kept)
+        steps = _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
+        object.__setattr__(self, "steps", steps)
+        given = np.shape(self.numerators)
+        is_matrix = len(given) == 2 and given[0] in (1, steps)
+        shape = f"shape (1, bands) or ({steps}, bands), with 1 to {_MOST_BANDS} bands"
+        fits = is_matrix and 1 <= given[1] <= _MOST_BANDS
+        self._keep_integers("numerators", shape, fits, BITS)
+        if (least := self.numerators[:, 0].min()) < 1:
+            raise ValueError(f"numerators must be above 0 in the first column, got {least}")
 
     @property
     def bands(self) -> int:
@@ -396,7 +410,6 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
 
 def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
     """Returns the strategy whose entries are `rows`, rounded."""
-    steps = _checks.integer("steps", steps, least=1, most=_MOST_STEPS)
     if rows.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {rows.dtype}")
     rows = rows.astype(np.float64)

@@ -35,8 +35,8 @@ from dpjax._tracing._contents import with_own_arrays
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import configuration, kept_jit
 from dpjax.learning._clipping import ClippedGradients
-from dpjax.learning._correlated_noise import correlated_average
-from dpjax.learning._gaussian_noise import CorrelatedNoiseState, NoiseState, noisy_average
+from dpjax.learning._correlated_noise import CorrelatedNoiseState, correlated_average
+from dpjax.learning._gaussian_noise import NoiseState, noisy_average
 from dpjax.learning._per_example import FixedLoss, inlined, perform
 from dpjax.learning._sampling import BatchSampling
 from dpjax.targets._optax_training import optax_promotion

@@ -4,16 +4,14 @@ Two mistakes lead to a shared key. First, `init` of an optimizer looks pure, so 
 again for the next fold or restart, map over it, compile it, or send the optimizer to other
 processes. Second, a state looks like any other value, so programs copy it to many lanes of a
 `vmap`, or close over it in a function that runs many times.
-
-The file also defines what `fit` tells a caller after each epoch, and what the caller may answer.
 """
 
 import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Self, TypeVar, dataclass_transform
+from collections.abc import Iterator
+from typing import NoReturn, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -24,65 +22,9 @@ from jax.extend.core import get_opaque_trace_state
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import fingerprint_of_key
 from dpjax._core._pytree import down, register_rounded, static
-from dpjax._core._types import Key
-from dpjax._core._values import Guarantee
-from dpjax.random._keys import is_seeded
+from dpjax._core._types import Key, PyTree
+from dpjax.random._keys import is_seeded, key_for_each
 from dpjax.release._transaction import tell_of_training
-
-
-@dataclasses.dataclass(frozen=True)
-class Epoch:
-    """The public facts of a training after one of its epochs, for `evaluate` of `fit`.
-
-    Attributes:
-        number: the number of finished epochs, at least 1.
-        epochs: the number of all epochs.
-        step: the number of finished steps.
-        steps: the number of all steps.
-
-    Formal guarantees:
-        All facts depend on arguments and shapes alone. The sizes of the drawn batches, and how
-        often gradients were clipped, are private, so they are not among them.
-    """
-
-    number: int
-    epochs: int
-    step: int
-    steps: int
-    _promised: Callable[[int], Guarantee] = dataclasses.field(repr=False, compare=False)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee of the parameters of the finished epochs.
-
-        It says what was spent so far. If `evaluate` stops the training, the release still has the
-        guarantee of all planned epochs: `evaluate` saw results before it decided to stop.
-        """
-        return self._promised(self.step)
-
-
-def stops(answer: Any) -> bool:
-    """Whether `evaluate` returned True, as a Python, NumPy or JAX boolean."""
-    return (isinstance(answer, bool) or _is_scalar(answer, np.bool_)) and bool(answer)
-
-
-def scores(found: Any) -> str:
-    """Formats the result of `evaluate` for the progress bar: a string, a number, or a dict."""
-    if isinstance(found, str):
-        return found
-    if isinstance(found, dict):
-        return ", ".join(f"{name}={scores(score)}" for name, score in found.items())
-    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
-    if is_number or _is_scalar(found, np.floating, np.integer):
-        return f"{float(found):.4g}"
-    return ""
-
-
-def _is_scalar(found: Any, *kinds: type) -> bool:
-    """Whether `found` is an array without axes whose dtype is of one of these kinds."""
-    is_array = isinstance(found, (np.ndarray, np.generic, jax.Array)) and found.ndim == 0
-    return is_array and any(jnp.issubdtype(found.dtype, kind) for kind in kinds)
-
 
 T = TypeVar("T", bound="TrainingState")
 
@@ -103,7 +45,7 @@ class Trainings:
         """Records the process and the trace in which the optimizer was created."""
         # `init` must be called in the process and trace that are recorded here. Elsewhere, one call
         # may run many times, and every run would have the same index.
-        self._place = os.getpid(), get_opaque_trace_state()
+        self._key, self._place = key, (os.getpid(), get_opaque_trace_state())
         self._numbers = itertools.count()
         self._numbers_of_key = itertools.count() if key is None else _numbers_of(key)
 
@@ -112,18 +54,19 @@ class Trainings:
         if self._place != (os.getpid(), get_opaque_trace_state()):
             raise ValueError(
                 "init must run where the optimizer was made, got another process, or a jit, vmap"
-                " or scan that began later: several trainings would use one key, and subtracting"
-                " their sums would cancel the noise. Call init outside, or make the optimizer"
-                " inside, from its own key"
+                " or scan that began later: trainings would share one key, whose noise cancels in"
+                " differences. Call init outside, or make the optimizer inside, from its own key"
             )
         return next(self._numbers)
 
-    def key(self, key: Key) -> jax.Array:
+    def key(self, parameters: PyTree) -> jax.Array:
         """Returns the key of a new training, and records it as used in open key ledgers.
 
-        The first training uses the given key.
+        The first training uses the given key. If `vmap` maps over the parameters, every lane must
+        have its own key.
         """
-        number = self.number()
+        key, number = self._key, self.number()
+        assert key is not None
         if _checks.is_staging() and not _checks.is_traced(key):
             raise ValueError(
                 "key must be an argument of the compiled function that trains, got a key from "
@@ -135,7 +78,7 @@ class Trainings:
         if number := next(self._numbers_of_key):
             key = jax.random.fold_in(key, number)
             tell_of_training(key)
-        return key
+        return key_for_each(key, parameters)
 
     def __reduce__(self) -> NoReturn:
         """Raises an error, because a copy in another process would count trainings separately."""
@@ -179,9 +122,8 @@ class TrainingState:
         if vars(self)["_trace"] != get_opaque_trace_state():
             raise ValueError(
                 "state must enter this function as an argument, got a state from outside of the "
-                "jit, scan, map, vmap, cond or shard_map that is running: every run of the "
-                "function would draw the same noise, which cancels in differences of sums; make "
-                "the state an argument, the carry of the scan, or an operand of the cond"
+                "jit, scan, map, vmap, cond or shard_map that is running: every run would draw the "
+                "same noise. Make the state an argument, a carry of scan, or an operand of cond"
             )
 
     def refuse_if_moved(self) -> None:

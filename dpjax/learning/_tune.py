@@ -158,12 +158,7 @@ def tune(
     if not candidates:
         raise ValueError("candidates must contain at least one candidate, got none")
     delta = _checks.fraction("delta", delta) if delta else 0.0
-    if (public_score is None) == (score_epsilon is None):
-        raise ValueError(
-            "one of public_score and score_epsilon must be given: public_score, if the score reads"
-            " the result of a run and public data alone; or score_epsilon, if fit_one also releases"
-            " the score with noise"
-        )
+    _checks.exactly_one(public_score=public_score, score_epsilon=score_epsilon)
     if public_score is not None:
         _checks.function("public_score", public_score)
     epsilon = 0.0 if score_epsilon is None else _checks.positive("score_epsilon", score_epsilon)
@@ -212,9 +207,8 @@ def tune(
         file.remove()
     if state.candidate < 0:
         raise RuntimeError(
-            "the Poisson number of runs happened to be 0, independently of the records: nothing "
-            "is released, but the ledger has paid. Use a larger mean, or the geometric "
-            "distribution"
+            "the Poisson number of runs happened to be 0, independently of the records, and the "
+            "ledger has paid: use a larger mean, or the geometric distribution"
         )
     winner = Winner(state.value, int(state.candidate), float(state.score))
     return Release(winner, promised)
@@ -301,9 +295,8 @@ def _refuse_dearer(found: OneRun, paid: OneRun, what: str) -> None:
     covered &= now.privacy_unit == before.privacy_unit
     if not covered or found.training != paid.training:
         raise ValueError(
-            f"fit_one must make the same release for a candidate each time, got {what} with "
-            f"{now} now and {before} before: let noise, steps and batches depend on the "
-            "candidate alone"
+            "fit_one must make the same release for a candidate each time, by noise, steps and"
+            f" batches of this candidate, got {what} with {now} now and {before} before"
         )
 
 
@@ -320,11 +313,6 @@ def _refuse_dearer_score(promised: Guarantee, epsilon: float, unit: str, what: s
         )
 
 
-def run_account() -> RunAccount | None:
-    """Returns the account of the run of `tune` that executes this code; None outside of a run."""
-    return next((one for one in told() if isinstance(one, RunAccount)), None)
-
-
 def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
     """Inside a run of `tune`, lets the run's account pay for the training.
 
@@ -334,8 +322,8 @@ def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(fit)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        account = run_account()
-        if account is None:
+        accounts = [one for one in told() if isinstance(one, RunAccount)]
+        if not accounts:
             return fit(*args, **kwargs)
         if shown := [name for name in _OF_ONE_TRAINING if kwargs.get(name)]:
             raise ValueError(
@@ -343,7 +331,7 @@ def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
                 " shows only the best run: give ledger and checkpoint to tune"
             )
         with paid_steps():
-            return fit(*args, **{**kwargs, "ledger": account})
+            return fit(*args, **{**kwargs, "ledger": accounts[0]})
 
     return call
 
@@ -362,9 +350,8 @@ def _shape(distribution: Distribution | float) -> float:
         _checks.choice("distribution", distribution, tuple(_SHAPES))
         return _SHAPES[distribution]
     if isinstance(distribution, bool) or not isinstance(distribution, (int, float)):
-        raise TypeError(
-            f"distribution must be a name or a number, got {_checks.shown(distribution)}"
-        )
+        given = _checks.shown(distribution)
+        raise TypeError(f"distribution must be a name or a number, got {given}")
     if not -1 < distribution <= 1:
         raise ValueError(f"distribution must be above -1 and at most 1, got {distribution}")
     return float(distribution)
@@ -382,8 +369,7 @@ def _price(
     except Priced as priced:
         return priced.price
     raise ValueError(
-        "fit_one must release its result by learning.fit or a mechanism, but it returned "
-        "without making a release, so its result would not be private"
+        "fit_one must release its result by learning.fit or a mechanism, got no release"
     )
 
 
@@ -391,9 +377,7 @@ def _promised(prices: list[Price], law: Repetitions, delta: float, key: Key) -> 
     ones = [price.one for price in prices]
     units = {one.guarantee.privacy_unit for one in ones}
     if len(units) > 1:
-        raise ValueError(
-            f"candidates must have guarantees for one privacy unit, got {sorted(units)}"
-        )
+        raise ValueError(f"candidates must be for one privacy unit, got {sorted(units)}")
     promised = selected(ones, law, delta)
     notes = tuple(note for note in promised.notes if note != "seeded key")
     seeded = ("seeded key",) if is_seeded(key) else ()
@@ -428,10 +412,7 @@ def _zeros(prices: list[Price]) -> PyTree:
     """Returns arrays of zeros in the structure of every run's result, for a checkpoint."""
     shapes = [price.parameters for price in prices]
     if any(shape is None for shape in shapes):
-        raise ValueError(
-            "checkpoint needs a fit_one that trains by learning.fit, because the shapes of other"
-            " results are not known in advance: leave checkpoint out"
-        )
+        raise ValueError("checkpoint needs a fit_one that trains by learning.fit: leave it out")
     for shape in shapes[1:]:
         _check_structure(shape, shapes[0])
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[0])

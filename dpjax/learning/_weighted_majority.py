@@ -207,13 +207,10 @@ def _run(key: Key, losses: jax.Array, rate: jax.Array) -> WeightedMajorityRun:
     best = jnp.min(jnp.sum(units, axis=0))
     expected = jnp.sum(probabilities * (units.astype(dtype) * unit), axis=1)
     share = unit / steps
-    return WeightedMajorityRun(
-        choices,
-        taken.astype(dtype) * unit,
-        expected,
-        (jnp.sum(taken) - best).astype(dtype) * share,
-        jnp.mean(expected) - best.astype(dtype) * share,
-    )
+    regret = (jnp.sum(taken) - best).astype(dtype) * share
+    expected_regret = jnp.mean(expected) - best.astype(dtype) * share
+    of_choices = taken.astype(dtype) * unit
+    return WeightedMajorityRun(choices, of_choices, expected, regret, expected_regret)
 
 
 Adversary = Literal["punish-the-likeliest", "alternating", "one-good-expert"]
@@ -460,15 +457,12 @@ def private_weighted_majority(
         epsilon = _within_lecture(epsilon, log, steps, traced)
         rate = epsilon / (32 * steps * log) ** 0.5
     else:
-        rho = _simple_rho(epsilon, log) if traced else largest_rho(float(epsilon), float(delta))
+        # If traced, rho + 2 sqrt(rho log) = epsilon is solved for rho, without cancellation.
+        simple = (epsilon / ((log + epsilon) ** 0.5 + log**0.5)) ** 2
+        rho = simple if traced else largest_rho(float(epsilon), float(delta))
         rate = (2 * rho / steps) ** 0.5
     rate *= 1 - (_TRACED_ROUNDING if traced else 4 * _ROUNDING)
     return PrivateWeightedMajority(sensitivity, epsilon, delta, rate, steps)
-
-
-def _simple_rho(epsilon: Scalar, log: Scalar) -> Scalar:
-    """Solves rho + 2 sqrt(rho ln(1 / delta)) = epsilon for rho, without cancellation."""
-    return (epsilon / ((log + epsilon) ** 0.5 + log**0.5)) ** 2
 
 
 def _within_lecture(epsilon: Scalar, log: Scalar, steps: int, traced: bool) -> Scalar:
@@ -478,10 +472,9 @@ def _within_lecture(epsilon: Scalar, log: Scalar, steps: int, traced: bool) -> S
     most epsilon / 2 + T x (e^x - 1). For x <= 1, the second term is at most 2 T x^2 = epsilon^2 /
     (4 ln(1 / delta)).
     """
+    limits = 2 * log, (8 * steps * log) ** 0.5
     if traced:
-        private = (epsilon <= 2 * log) & (epsilon <= (8 * steps * log) ** 0.5)
-        return jnp.where(private, epsilon, jnp.nan)
-    most = min(2 * log, (8 * steps * log) ** 0.5)
-    if epsilon > most:
+        return jnp.where(epsilon <= jnp.minimum(*limits), epsilon, jnp.nan)
+    if epsilon > (most := min(limits)):
         raise ValueError(f'epsilon must be at most {most:.6g} with method "drv", got {epsilon:g}')
     return epsilon

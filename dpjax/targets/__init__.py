@@ -10,12 +10,11 @@ from dpjax.targets._kernels import (
     priestley_chao,
 )
 from dpjax.targets._known_sensitivity import KnownSensitivity
-from dpjax.targets._letter_counts import encode_text, letter_counts
 from dpjax.targets._linear_svm import linear_svm
 from dpjax.targets._optax_training import optax_minibatch_training, optax_training
 from dpjax.targets._regression import logistic_regression, ridge_regression
 from dpjax.targets._summable import exact_sums, log_likelihoods, summable
-from dpjax.targets._summaries import bounded_mean, moments, quantile
+from dpjax.targets._summaries import bounded_mean, encode_text, letter_counts, moments, quantile
 
 __all__ = [
     "KnownSensitivity",

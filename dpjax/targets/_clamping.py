@@ -39,8 +39,13 @@ def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
     could exceed upper - lower, and a sensitivity computed from these numbers would be wrong.
     """
     numbers = comparable(x)
-    low, high = _round_inward(lower, upper, numbers.dtype)
-    return clip_and_replace_nan(numbers, low, high, nan=low)
+    low, high = _round_up(lower, numbers.dtype), 0 - _round_up(-upper, numbers.dtype)
+    if low > high:
+        raise ValueError(
+            f"lower and upper must have a {numbers.dtype} number between them, got {lower!r} and"
+            f" {upper!r}"
+        )
+    return clip_and_replace_nan(numbers, jnp.asarray(low), jnp.asarray(high), nan=low)
 
 
 def clip_and_replace_nan(
@@ -82,25 +87,19 @@ def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int)
     return array
 
 
-def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
-    largest = float(np.finfo(dtype).max)
-    low, high = (np.asarray(np.clip(x, -largest, largest), dtype) for x in (lower, upper))
-    with np.errstate(over="ignore"):
-        if float(low) < lower:
-            low = np.nextafter(low, np.asarray(np.inf, dtype))
-        if float(high) > upper:
-            high = np.nextafter(high, np.asarray(-np.inf, dtype))
-    # Some devices replace a subnormal end by 0, which may be outside of the interval.
-    tiny = np.finfo(dtype).tiny
-    if 0 < abs(low) < tiny:
-        low = np.asarray(tiny if low > 0 else 0, dtype)
-    if 0 < abs(high) < tiny:
-        high = np.asarray(0 if high > 0 else -tiny, dtype)
-    if low > high:
-        raise ValueError(
-            f"lower and upper must have a {dtype} number between them, got {lower!r} and {upper!r}"
-        )
-    return jnp.asarray(low), jnp.asarray(high)
+def _round_up(number: float, dtype: np.dtype) -> np.ndarray:
+    """Returns the least float of a dtype that is at least `number` and is not subnormal.
+
+    Some devices replace a subnormal end of an interval by 0, which may be outside of the interval.
+    """
+    largest, tiny = float(np.finfo(dtype).max), np.finfo(dtype).tiny
+    rounded = np.asarray(np.clip(number, -largest, largest), dtype)
+    if float(rounded) < number:
+        with np.errstate(over="ignore"):
+            rounded = np.nextafter(rounded, np.asarray(np.inf, dtype))
+    if 0 < abs(rounded) < tiny:
+        rounded = np.asarray(tiny if rounded > 0 else 0, dtype)
+    return rounded
 
 
 def into_unit_ball(x: jax.Array) -> jax.Array:

@@ -147,9 +147,8 @@ class NumbersRead:
         if self._rest:
             self._add(self._rest)
         if len(self._numbers) < len(self._kinds):
-            raise ValueError(
-                f"the program printed {len(self._numbers)} of {len(self._kinds)} numbers"
-            )
+            found, wanted = len(self._numbers), len(self._kinds)
+            raise ValueError(f"the program printed {found} of {wanted} numbers")
         return self._numbers
 
     def _add(self, word: bytes) -> None:
@@ -194,21 +193,19 @@ def converse(
         return len(left) > 0
 
     def hear(pipe: Any) -> bool:
-        piece = os.read(pipe.fileno(), _PIECE)
-        take(piece)
-        return bool(piece)
-
-    def hear_complaint(pipe: Any) -> bool:
         nonlocal complaint
         piece = os.read(pipe.fileno(), _PIECE)
-        complaint = (complaint + piece)[-_LONGEST_COMPLAINT:]
+        if pipe is process.stdout:
+            take(piece)
+        else:
+            complaint = (complaint + piece)[-_LONGEST_COMPLAINT:]
         return bool(piece)
 
     with selectors.DefaultSelector() as pipes:
         for pipe, event, call in (
             (process.stdin, selectors.EVENT_WRITE, tell),
             (process.stdout, selectors.EVENT_READ, hear),
-            (process.stderr, selectors.EVENT_READ, hear_complaint),
+            (process.stderr, selectors.EVENT_READ, hear),
         ):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -249,16 +246,9 @@ class _Program:
         return jax.tree.map(functools.partial(_next_numbers, iter(numbers.all())), self.output)
 
     def _run(self, table: bytes, numbers: NumbersRead) -> None:
-        pipe = subprocess.PIPE
-        start = functools.partial(
-            subprocess.Popen,
-            (*_LIMITED, *self.arguments),
-            bufsize=0,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        program = *_LIMITED, *self.arguments
+        start = functools.partial(Process, program, bufsize=0, start_new_session=True, **pipes)
         # The whole process group is killed even after success, because the program may have started
         # other processes.
         with ended_when_stopped(start, _kill) as process:

@@ -116,16 +116,12 @@ class KnownSensitivity(KnowsSensitivity):
         relation = relation_or_inherited(relation)
         if relation not in self.relations:
             known = " or ".join(map(str, self.relations))
-            raise ValueError(
-                f"relation must be {known}, because no bound is known under other relations, got "
-                f"{relation}"
-            )
+            raise ValueError(f"relation must be {known} for a known bound, got {relation}")
         n = None if n is None else _checks.integer("n", n, least=1)
         bound = self._bound(norm, relation, n, dtype)
         if bound == 0:
             raise ValueError(
-                f"the value is public, because no record can change it under {relation}: publish it"
-                " without a mechanism"
+                f"no record can change the value under {relation}: publish it without a mechanism"
             )
         made = assume_sensitivity(bound, norm=norm, n=n, relation=relation)
         return dataclasses.replace(

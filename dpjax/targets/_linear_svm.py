@@ -169,9 +169,7 @@ def linear_svm(
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         del n  # The bound is the same for all n.
         if not clip:
-            raise ValueError(
-                "clip must be True, because no bound is known without clipping, got False"
-            )
+            raise ValueError("clip must be True for a known bound, got False")
         check_strength(regularization)
         d, exactly = known_dims(dims), Fraction(cost)
         longest = min(exactly * d / 2, Fraction(sqrt_up(exactly * d)))

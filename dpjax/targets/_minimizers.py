@@ -21,6 +21,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._values import Scalar
+from dpjax._exact._grid import average
 from dpjax.targets._clamping import check_known
 from dpjax.targets._known_sensitivity import unit
 
@@ -107,6 +108,10 @@ def walk_error(
     return max(certified, walked) / strength + rounding
 
 
+# The weights, the gradient there, and the number of steps so far.
+_State = tuple[jax.Array, jax.Array, jax.Array]
+
+
 def walk_to_minimizer(
     gradient_of: Callable[[jax.Array], jax.Array],
     start: jax.Array,
@@ -123,13 +128,11 @@ def walk_to_minimizer(
         plan: the plan for this objective.
     """
 
-    def unsolved(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def unsolved(state: _State) -> jax.Array:
         _, gradient, steps = state
         return (jnp.sqrt(jnp.sum(gradient**2)) > plan.enough) & (steps < plan.most_steps)
 
-    def walk(
-        state: tuple[jax.Array, jax.Array, jax.Array],
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def walk(state: _State) -> _State:
         w, gradient, steps = state
         nearer = into_ball(w - step_size * gradient, plan.radius)
         return nearer, gradient_of(nearer), steps + 1
@@ -137,6 +140,35 @@ def walk_to_minimizer(
     inside = into_ball(start, plan.radius)
     state = inside, gradient_of(inside), jnp.zeros((), start.dtype)
     return lax.while_loop(unsolved, walk, state)[0]
+
+
+def logistic_gradient(
+    rows: jax.Array, w: jax.Array, strength: Scalar
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the model's probability of the other label for each record, and the gradient at w.
+
+    A row is a record in the unit ball times its label.
+    """
+    wrong = jax.nn.sigmoid(-(rows @ w))
+    return wrong, strength * w - average(wrong[:, None] * rows, 1.0)
+
+
+def logistic_step(
+    rows: jax.Array, wrong: jax.Array, gradient: jax.Array, strength: Scalar
+) -> jax.Array:
+    """Returns the Newton step of logistic regression, to be subtracted from the weights."""
+    curvature = wrong * (1 - wrong) / len(rows)
+    ridge = strength * jnp.eye(rows.shape[1], dtype=rows.dtype)
+    return solve((rows.T * curvature[None, :]) @ rows + ridge, gradient)
+
+
+def damping(moved: jax.Array) -> jax.Array:
+    """Returns the fraction of a step at which the objective always falls.
+
+    `moved` is how far the whole step moves each margin.
+    """
+    reach = jnp.maximum(jnp.max(jnp.abs(moved)), np.finfo(moved.dtype).tiny)
+    return jnp.log1p(reach) / reach
 
 
 # For matrices of up to this size, `_eliminate` is faster than `_split`.

@@ -16,7 +16,6 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
-from dpjax._exact._grid import average
 from dpjax._exact._numerics import round_up
 from dpjax.targets._clamping import clip_and_replace_nan, into_unit_ball
 from dpjax.targets._known_sensitivity import (
@@ -32,8 +31,10 @@ from dpjax.targets._minimizers import (
     WalkPlan,
     check_carried,
     check_strength,
+    damping,
     inverse_factor,
-    solve,
+    logistic_gradient,
+    logistic_step,
     walk_error,
     walk_plan,
     walk_to_minimizer,
@@ -58,46 +59,44 @@ class _Objective(NamedTuple):
         curvature: the largest curvature of the loss of a record along a unit vector.
         longest: W, a bound on the length of the exact minimizer.
         pull: a bound on the gradient of the loss of a record, at weights no longer than W.
-        gradient_error: a function of the number of weights d: a bound on the rounding error of a
-            gradient, in units of eps.
+        gradient_error: a bound on the rounding error of a gradient, in units of eps.
+        d: the number of weights.
+        eps: the distance from 1 to the next float.
     """
 
     strength: Fraction
     curvature: Fraction
     longest: Fraction
     pull: Fraction
-    gradient_error: Callable[[int], Fraction]
+    gradient_error: Fraction
+    d: int
+    eps: Fraction
 
-    def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
-        """Returns the plan of the gradient steps. Refuses a lambda too small for the dtype."""
-        strength = float(self.strength)
-        check_carried(strength, d, dtype)
+    @property
+    def plan(self) -> WalkPlan:
+        """The plan of the gradient steps."""
         return walk_plan(
-            strength,
+            float(self.strength),
             curvature=float(self.curvature),
             radius=round_up(self.longest),
-            gradient_error=float(unit(dtype) * self.gradient_error(d)),
+            gradient_error=float(self.eps * self.gradient_error),
         )
 
-    def walk(
-        self, gradient_of: Callable[[jax.Array], jax.Array], start: jax.Array, plan: WalkPlan
-    ) -> jax.Array:
+    def walk(self, gradient_of: Callable[[jax.Array], jax.Array], start: jax.Array) -> jax.Array:
         """Returns the weights after the gradient steps from `start`."""
         step_size = 1 / (float(self.strength) + float(self.curvature))
-        return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=plan)
+        return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=self.plan)
 
-    def bound(self, d: int, n: int | None, dtype: np.dtype) -> list[Fraction]:
+    def bound(self, n: int | None) -> list[Fraction]:
         """Bounds the l2 distance by which replacing one record changes the weights."""
-        check_carried(float(self.strength), d, dtype)
-        eps = unit(dtype)
         error = walk_error(
             self.strength,
             curvature=self.curvature,
-            gradient_error=eps * self.gradient_error(d),
-            rounding=eps * (self.longest * (Fraction(d, 2) + 8) + 16),
+            gradient_error=self.eps * self.gradient_error,
+            rounding=self.eps * (self.longest * (Fraction(self.d, 2) + 8) + 16),
         )
         exact = 2 * self.pull / (_checks.integer("n", n, least=1) * self.strength)
-        diameter = 2 * self.longest * (1 + (d + 8) * eps)
+        diameter = 2 * self.longest * (1 + (self.d + 8) * self.eps)
         return [min(diameter, exact + 2 * error)]
 
 
@@ -168,57 +167,50 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
 
     def fit(database: Database) -> jax.Array:
         x = into_unit_ball(database["x"])
-        n, d = x.shape
+        d = x.shape[1]
         check_dims(dims, d)
-        objective = _logistic_objective(strength)
-        plan = objective.plan(d, x.dtype)
+        objective = _logistic_objective(strength, d, x.dtype)
+        enough = objective.plan.enough
         # Each row is a record times its label.
         rows = jnp.where((database["y"].astype(x.dtype) > 0)[:, None], x, -x)
 
         def point(w: jax.Array, steps: jax.Array, before: jax.Array) -> _Point:
-            wrong = jax.nn.sigmoid(-(rows @ w))
-            gradient = strength * w - average(wrong[:, None] * rows, 1.0)
+            wrong, gradient = logistic_gradient(rows, w, strength)
             return _Point(w, wrong, gradient, jnp.sqrt(jnp.sum(gradient**2)), before, steps)
 
         def unsolved(at: _Point) -> jax.Array:
-            improving = (at.length < at.before / 2) & (at.length > plan.enough / _FAR_BELOW)
-            return (at.steps < most_steps) & ((at.length > plan.enough) | improving)
+            improving = (at.length < at.before / 2) & (at.length > enough / _FAR_BELOW)
+            return (at.steps < most_steps) & ((at.length > enough) | improving)
 
         def newton_step(at: _Point) -> _Point:
-            curvature = at.wrong * (1 - at.wrong) / n
-            hessian = (rows.T * curvature[None, :]) @ rows + strength * jnp.eye(d, dtype=x.dtype)
-            step = solve(hessian, at.gradient)
-            reach = jnp.maximum(jnp.max(jnp.abs(rows @ step)), np.finfo(x.dtype).tiny)
-            return point(at.w - jnp.log1p(reach) / reach * step, at.steps + 1, at.length)
+            step = logistic_step(rows, at.wrong, at.gradient, strength)
+            return point(at.w - damping(rows @ step) * step, at.steps + 1, at.length)
 
         with jax.default_matmul_precision("highest"):
             start = point(jnp.zeros(d, x.dtype), jnp.zeros((), x.dtype), jnp.asarray(2, x.dtype))
             found = lax.while_loop(unsolved, newton_step, start)
-            return objective.walk(
-                lambda w: point(w, found.steps, found.before).gradient, found.w, plan
-            )
+            return objective.walk(lambda w: logistic_gradient(rows, w, strength)[1], found.w)
 
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
-        return _logistic_objective(strength).bound(known_dims(dims), n, dtype)
+        return _logistic_objective(strength, known_dims(dims), dtype).bound(n)
 
     # The functions above close over numbers only, which cannot change. A release can check this,
     # and then it traces the target only once.
     return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 
-def _logistic_objective(regularization: float) -> _Objective:
+def _logistic_objective(regularization: float, d: int, dtype: np.dtype) -> _Objective:
+    """Returns the objective. Refuses a lambda that is too small for the dtype."""
+    check_carried(regularization, d, dtype)
     strength = Fraction(regularization)
     longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
-
-    def gradient_error(d: int) -> Fraction:
-        # This bound is valid for weights whose length is at most 2 W, where W is `longest`. The
-        # rounding error of a product w'x is at most (d + 1) eps / 2 times the length of w. The
-        # sigmoid's slope is at most 1/4, so a quarter of this error remains. Five other rounding
-        # errors add up to 8 eps: of the sigmoid, of its product with a record, of the average of
-        # these products, of lambda w, and of lambda w minus the average. The grid of the average
-        # adds eps / 8 in each coordinate.
-        return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
-
+    # This bound is valid for weights whose length is at most 2 W, where W is `longest`. The
+    # rounding error of a product w'x is at most (d + 1) eps / 2 times the length of w. The
+    # sigmoid's slope is at most 1/4, so a quarter of this error remains. Five other rounding errors
+    # add up to 8 eps: of the sigmoid, of its product with a record, of the average of these
+    # products, of lambda w, and of lambda w minus the average. The grid of the average adds eps / 8
+    # in each coordinate.
+    gradient_error = (d + 1) * longest / 4 + 8 + Fraction(d, 8)
     # The largest slope of the loss of a record is 1 / (1 + exp(-W)), where W is `longest`. It is
     # rounded up.
     context = decimal.Context(prec=50)
@@ -226,7 +218,7 @@ def _logistic_objective(regularization: float) -> _Objective:
         decimal.Decimal(longest.numerator), decimal.Decimal(longest.denominator)
     )
     pull = 1 / (1 + Fraction(context.exp(-length)) * (1 - Fraction(1, 10**30)))
-    return _Objective(strength, Fraction(1, 4), longest, pull, gradient_error)
+    return _Objective(strength, Fraction(1, 4), longest, pull, gradient_error, d, unit(dtype))
 
 
 def ridge_regression(*, regularization: float, dims: int | None = None) -> BoundedSum:
@@ -287,8 +279,7 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
     def finish(average: dict[str, jax.Array]) -> jax.Array:
         second, product = average["xx"], average["xy"]
         check_dims(dims, len(product))
-        objective = _ridge_objective(strength)
-        plan = objective.plan(len(product), product.dtype)
+        objective = _ridge_objective(strength, len(product), product.dtype)
         whitening = inverse_factor(second + strength * jnp.eye(len(second), dtype=second.dtype))
 
         def residual(w: jax.Array) -> jax.Array:
@@ -300,24 +291,22 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         with jax.default_matmul_precision("highest"):
             start = (whitening @ product) @ whitening
             found, _ = lax.scan(refined, start, length=_REFINEMENTS)
-            return objective.walk(lambda w: -residual(w), found, plan)
+            return objective.walk(lambda w: -residual(w), found)
 
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
-        return _ridge_objective(strength).bound(known_dims(dims), n, dtype)
+        return _ridge_objective(strength, known_dims(dims), dtype).bound(n)
 
     return BoundedSum(statistic, finish, True, 1.0, bound=bound, norms=("l2",))
 
 
-def _ridge_objective(regularization: float) -> _Objective:
+def _ridge_objective(regularization: float, d: int, dtype: np.dtype) -> _Objective:
+    """Returns the objective. Refuses a lambda that is too small for the dtype."""
+    check_carried(regularization, d, dtype)
     strength = Fraction(regularization)
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
-
-    def gradient_error(d: int) -> Fraction:
-        # The gradient is S w + lambda w - s (see `ridge_regression`). Let X = 1 + (1 + lambda) W,
-        # where W is `longest`. All errors are in units of eps / 2. The rounding error of S w is at
-        # most (d + 1) W, and that of lambda w at most lambda W. The addition and the subtraction
-        # add at most 2 X. S and s have an error of d / 2 + 5, because an average is rounded to a
-        # grid and then divided.
-        return (d + 8) * (1 + (1 + strength) * longest)
-
-    return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)
+    # The gradient is S w + lambda w - s (see `ridge_regression`). Let X = 1 + (1 + lambda) W, where
+    # W is `longest`. All errors are in units of eps / 2. The rounding error of S w is at most (d +
+    # 1) W, and that of lambda w at most lambda W. The addition and the subtraction add at most 2 X.
+    # S and s have an error of d / 2 + 5, because an average is rounded to a grid and then divided.
+    gradient_error = (d + 8) * (1 + (1 + strength) * longest)
+    return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error, d, unit(dtype))

@@ -179,5 +179,5 @@ def test_what_cannot_be_is_refused_before_it_is_paid(changed, words, keys, tmp_p
 
 @pytest.mark.parametrize("name", ["strategy", "sampling"])
 def test_other_objects_are_refused(name, keys):
-    with pytest.raises(TypeError, match=f"{name} must be a"):
+    with pytest.raises(TypeError, match=f"{name} must be made by"):
         fit(keys(1), **{name: "balls"})

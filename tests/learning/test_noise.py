@@ -528,7 +528,7 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
         keys(0), noise_multiplier=1.1, batch_size=4, initial_clip_norm=1.0
     )
     for untaken in (noise.init(PARAMETERS), adaptive.init(PARAMETERS)):
-        with pytest.raises(ValueError, match=r"after the last step, got the state that init"):
+        with pytest.raises(ValueError, match="after the last step, got that of init"):
             learning.guarantee(untaken, sampling, delta=1e-5)
     with pytest.raises(ValueError, match="state must be the state of one training"):
         learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)

@@ -258,11 +258,10 @@ def test_solutions_are_as_exact_as_is_charged_whatever_newtons_steps_find(
     for seed, (strength, pull) in enumerate([(0.1, 0.5), (0.005, 0.0), (0.005, 2.0), (2.0, 9.0)]):
         strength = float(np.float32(strength))
         rows, linear = problem(seed, strength, pull)
-        plan = solver.solver_plan(strength, pull=pull * (1 + 1e-6), d=D, eps=eps)
+        plan, charged = solver.solver_plan(strength, pull=pull * (1 + 1e-6), d=D, eps=eps)
         found = np.asarray(find(rows, linear, strength, plan), float)
         exact = exact_minimizer(rows, linear, strength)
         assert np.linalg.norm(exact) <= plan.radius
-        charged = solver.solver_error(strength, plan, pull=pull, d=D, eps=eps)
         assert np.linalg.norm(found - exact) <= charged
         assert charged < 0.01 * plan.radius
 
@@ -275,10 +274,9 @@ def test_a_point_with_a_gradient_that_is_short_enough_is_within_the_error(streng
     What else ends the solver: its last step, after which 2 e and the rounding of a step are left.
     """
     for d, pull in ((1, 0.0), (3, 2.0), (50, 0.1)):
-        plan = solver.solver_plan(strength, pull=pull, d=d, eps=eps)
-        charged = solver.solver_error(strength, plan, pull=pull, d=d, eps=eps)
-        error = solver._gradient_error(float(plan.radius), pull=pull, d=d, eps=eps)
-        assert plan.enough == 4 * error
+        plan, charged = solver.solver_plan(strength, pull=pull, d=d, eps=eps)
+        error = eps * ((d + 1) * plan.radius / 4 + 12 + d / 8 + 6 * pull)
+        assert plan.enough == pytest.approx(4 * error, rel=1e-14)
         assert charged >= (plan.enough + error) / strength
         # The rounding of a step.
         step = eps * float(plan.radius) * (d / 2 + 8) + eps * (1 + pull) / strength
@@ -290,14 +288,14 @@ def test_the_solver_may_stop_where_its_gradient_is_short_enough(monkeypatch):
     """At once, at 0, from which the minimizer is nearly 4 e / lambda away."""
     monkeypatch.setattr(solver, "_NEWTON_STEPS", 0)
     eps, strength = float(np.finfo(np.float32).eps), 64.0
-    plan = solver.solver_plan(strength, pull=1e-3, d=D, eps=eps)
+    plan, charged = solver.solver_plan(strength, pull=1e-3, d=D, eps=eps)
     linear = np.array([0.999 * plan.enough, 0, 0], np.float32)
     rows = np.zeros((N, D), np.float32)
     find = jax.jit(lambda *problem: solver.perturbed_minimizer(*problem))
     assert np.all(np.asarray(find(rows, linear, strength, plan)) == 0)
     away = np.linalg.norm(exact_minimizer(rows, linear, strength))
     assert away == pytest.approx(0.999 * plan.enough / strength, rel=1e-6)
-    assert away <= solver.solver_error(strength, plan, pull=1e-3, d=D, eps=eps)
+    assert away <= charged
 
 
 @pytest.mark.parametrize("d", [1, 10**3, 10**9])
@@ -331,7 +329,7 @@ def test_newtons_steps_end_however_far_noise_pulls():
         for linear in ([0.01, 0.1, -0.03], [0.0, -0.1, 0.0], [1.0, 3.0, -2.0]):
             linear = np.array(linear, np.float32)
             pull = float(np.linalg.norm(linear)) * (1 + 1e-6)
-            plan = solver.solver_plan(strength, pull=pull, d=D, eps=eps)
+            plan, _ = solver.solver_plan(strength, pull=pull, d=D, eps=eps)
             found = np.asarray(find(rows, linear, strength, plan._replace(most_steps=0.0)), float)
             gradient = strength * found - special.expit(-rows @ found) @ rows / N + linear
             assert np.linalg.norm(gradient) <= 1.5 * plan.enough

@@ -180,7 +180,7 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
     for fit_one, settings, error, message in (
         (louder, {}, ValueError, "the same release for a candidate each time"),
         (twice, {}, ValueError, "must make only one release"),
-        (leaks, {}, ValueError, "without making a release"),
+        (leaks, {}, ValueError, "got no release"),
         (looks, {}, ValueError, "evaluate must not be given to a training"),
         (own_ledger, {}, ValueError, "ledger must not be given to a training"),
         (own_steps, {}, ValueError, "a run pays for all of its steps"),

@@ -13,7 +13,7 @@ import pytest
 from scipy import special
 
 from dpjax import targets
-from dpjax.targets import _linear_svm, _regression
+from dpjax.targets import _linear_svm, _minimizers, _regression
 
 FLOAT32 = float(np.finfo("float32").eps)
 WEAKEST = 17 * (3 + 8) * FLOAT32
@@ -54,7 +54,7 @@ def broken(monkeypatch):
     """Breaks the solvers of all targets, as a compiler or an ill-conditioned matrix might."""
 
     def solve_by(fault):
-        monkeypatch.setattr(_regression, "solve", fault)
+        monkeypatch.setattr(_minimizers, "solve", fault)
         monkeypatch.setattr(_regression, "inverse_factor", factor_of(fault))
 
     return solve_by
