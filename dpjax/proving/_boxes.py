@@ -427,7 +427,7 @@ def enclosures(
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, consts, [None] * (len(jaxpr.invars) - len(rows)) + rows)
     coordinates = coordinates_of(inputs, public)
-    shapes = [x.value.shape for x, _ in walk.made.values() if x.value.axis is not None]
+    shapes = [x.value.shape for x in walk.made if x.value.axis is not None]
     numbers = max(1, sum(map(math.prod, shapes)) * (1 + slopes_of(jaxpr)))
     if numbers > _TOO_MANY_NUMBERS:
         raise RefusalError(

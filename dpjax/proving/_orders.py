@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,24 @@ def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: A
     if x.axis in axes:
         raise RefusalError("proofs do not support argmax or argmin over the records")
     shape, axis = axes_after(x, axes)
-    dtype = np.dtype(index_dtype)
-    last = np.full((1,) * len(shape), math.prod(x.shape[k] for k in axes) - 1.0)
+    last, dtype = math.prod(x.shape[k] for k in axes) - 1, np.dtype(index_dtype)
+    kept = {"shape": shape, "axis": axis, "dtype": dtype}
+    return _index(x, last, lambda each: each.max(tuple(axes)) > 0, **kept)
+
+
+def _index(
+    x: Abstract, last: int, moves: Callable[[np.ndarray], np.ndarray], **kept: Any
+) -> Abstract:
+    """Returns the value of an index from 0 to `last`, which may become any other index.
+
+    `moves` says where it may, given bounds on the change of each entry of x.
+    """
+    top = np.full((1,) * len(kept["shape"]), float(last))
 
     def moved(d: Difference) -> Moves:
-        return np.where(d.each.max(tuple(axes)) > 0, last, 0.0), math.inf, math.inf
+        return np.where(moves(d.each), top, 0.0), math.inf, math.inf
 
-    kept = {"shape": shape, "axis": axis, "dtype": dtype, "whole": True}
-    return result_of(x, 0 * last, last, moved, **kept)
+    return result_of(x, 0 * top, top, moved, whole=True, **kept)
 
 
 def cumulative_extremum(
@@ -128,17 +138,14 @@ def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
     0, an index may change even if no number changes in value.
     """
     axis = axis % len(x.shape)
-    values = place(_sorted(x, axis), axis, 0, k)
-    last = np.full((1,) * len(x.shape), x.shape[axis] - 1.0)
+    values, zero = place(_sorted(x, axis), axis, 0, k), _may_be_zero(x)
     dense = as_dense(x) if x.axis == axis else x
-    zero = _may_be_zero(x)
 
-    def moved(d: Difference) -> Moves:
-        each = np.where(zero | (d.each.max(axis, keepdims=True) > 0), last, 0.0)
-        return each, math.inf, math.inf
+    def moves(each: np.ndarray) -> np.ndarray:
+        return zero | (each.max(axis, keepdims=True) > 0)
 
-    kept: Any = {"shape": values.shape, "dtype": np.dtype(np.int32), "whole": True}
-    return [values, result_of(dense, 0 * last, last, moved, **kept)]
+    kept = {"shape": values.shape, "dtype": np.dtype(np.int32)}
+    return [values, _index(dense, x.shape[axis] - 1, moves, **kept)]
 
 
 def _sorted(x: Abstract, dimension: int) -> Abstract:

@@ -425,11 +425,10 @@ def _pooled(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstra
     if walked is None or batch != ((), ()):
         return None
     weights, records = zip(equation.invars, contracted, strict=True)
-    if len(aval(equation.invars[1]).shape) == 1:  # The order of these factors does not matter.
-        found = _means(scope, records, weights)
-        if found is not None:
-            return found
-    return _means(scope, weights, records)
+    # The order of the factors does not matter if the second one is a vector.
+    turned = len(aval(equation.invars[1]).shape) == 1
+    found = _means(scope, records, weights) if turned else None
+    return _means(scope, weights, records) if found is None else found
 
 
 def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:

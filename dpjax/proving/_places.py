@@ -9,7 +9,6 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import check_inside, check_places, reshape, squeeze, transpose
-from dpjax.proving._reductions import is_exact
 from dpjax.proving._rows import as_dense
 from dpjax.proving._value import (
     Abstract,
@@ -192,14 +191,9 @@ def check_scatter(
         )
     n, axes = updates.shape[0], places.shape[-1]
     size, leading = start.shape[axes:], start.shape[:axes]
-    plain = (
-        updates.shape == (n, *size)
-        and places.shape == (n, axes)
-        and tuple(numbers.update_window_dims) == tuple(range(1, len(updates.shape)))
-        and tuple(numbers.inserted_window_dims) == tuple(range(axes))
-        and tuple(numbers.scatter_dims_to_operand_dims) == tuple(range(axes))
-        and tuple(numbers.operand_batching_dims) == ()
-    )
+    every, rows = tuple(range(axes)), tuple(range(1, len(updates.shape)))
+    plain = tuple(map(tuple, numbers)) == (rows, every, every, (), ())
+    plain = plain and (updates.shape, places.shape) == ((n, *size), (n, axes))
     if not plain or not start.is_public or {places.axis, updates.axis} - {0, None}:
         raise RefusalError(
             "proofs support a scatter only if each record puts one number or one row at one index "
@@ -325,7 +319,7 @@ def scatter_add(
     first = float(start.magnitude.max())
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
-    whole = is_exact(start.whole and updates.whole, sizes, dtype)
+    whole = start.whole and updates.whole and rounding.holds(sizes, sizes, dtype)
     # `one` bounds the rounding error of each entry, and `all_` bounds the sum of these errors. Each
     # of the n rows is added at one index only. So in the sum of the errors, each of the n rows and
     # each entry of `start` counts once.
@@ -356,8 +350,8 @@ def scatter_add(
     apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf
     # The l1 norm of the result is at most the l1 norms of the start and of all updates together.
     total = bins * first * math.prod(size) + float((n * largest + all_).sum())
-    kept: Any = {"whole": whole, "counts": counts, "apart": apart}
-    kept["l1_of_row"] = float(rounding.up(total * (1 + 2.0**-30)))
-    found = make(start.shape, dtype, *ends, None, moved, moved, **kept)
-    pending = Pending.of_sum(n, float(sizes.max())).having(single=n == 1)
-    return dataclasses.replace(found, pending=pending)
+    return make(
+        start.shape, dtype, *ends, None, moved, moved, whole=whole, counts=counts, apart=apart,
+        l1_of_row=float(rounding.up(total * (1 + 2.0**-30))),
+        pending=Pending.of_sum(n, float(sizes.max())).having(single=n == 1),
+    )  # fmt: skip

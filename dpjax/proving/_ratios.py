@@ -263,13 +263,10 @@ class _Ratios(Reader):
         while True:
             node = self.node(at)
             if node.name == "max" and not raised:
-                raised = True
-                for one, other in (node.operands, node.operands[::-1]):
-                    if self.number(other) is not None:
-                        at = self.plain(one)
-                        break
-                else:
+                raised, terms = True, [x for x in node.operands if self.number(x) is None]
+                if len(terms) != 1:
                     break
+                at = self.plain(terms[0])
             elif node.name == "broadcast_in_dim":
                 kept = node.equation.params["broadcast_dimensions"]
                 before, after = (aval(x).shape for x in (node.equation.invars[0], node.atom))

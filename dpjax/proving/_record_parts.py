@@ -6,6 +6,7 @@ computes both endpoints of an interval for each number, in float64 on a device, 
 interval by the rounding error in the rule of its operation. docs/proofs/boxes.md has the proof.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -22,8 +23,8 @@ from dpjax._tracing._walks import Equation, aval, called, live, names, parts
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk
 from dpjax.proving._exact_programs import kind_of
-from dpjax.proving._slopes import Ends, Form, hull, largest, sloped, tightened
-from dpjax.proving._slots import Slots, Tracked
+from dpjax.proving._slopes import Ends, Form, Sloping, hull, largest, sloped, tightened
+from dpjax.proving._slots import Tracked
 from dpjax.proving._value import NOTHING, Abstract, RefusalError
 from dpjax.proving._walk import Walk
 
@@ -82,12 +83,10 @@ class Part:
         keys: where the program computes this array (`Step.key`). There are several keys if an
             inner program returns the array.
         value: its abstract value over the whole box.
-        empty: an abstract value that contains the row of an empty slot.
     """
 
     keys: frozenset[Key]
     value: Abstract
-    empty: Abstract
 
 
 class RecordWalk(PaddedWalk):
@@ -100,8 +99,8 @@ class RecordWalk(PaddedWalk):
     def __init__(self) -> None:
         super().__init__()
         self.facts: dict[Key, Fact] = {}
-        self.made: dict[int, tuple[Tracked, set[Key]]] = {}
-        self.combined: dict[int, None] = {}
+        self.made = collections.defaultdict[Tracked, set[Key]](set)
+        self.combined: dict[Tracked, None] = {}
 
     def outputs(
         self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Tracked]
@@ -109,41 +108,30 @@ class RecordWalk(PaddedWalk):
         inner, path = called(equation), self.path
         plain = inner and kind_of(equation, inner) is None
         try:
-            outputs = self._of_itself(equation, operands)
-            outputs = outputs or super().outputs(jaxpr, equation, operands)
+            outputs = super().outputs(jaxpr, equation, operands)
         except RefusalError:
             outputs = []
         alone = outputs and all(_is_part(x) or x.value.is_public for x in outputs)
         if not plain and not alone:
-            self.combined.update(dict.fromkeys(id(x) for x in operands if _is_part(x)))
+            self.combined.update(dict.fromkeys(filter(_is_part, operands)))
         if not outputs:
             raise RefusalError("this operation does not compute its result from one record alone")
         for k, output in enumerate(outputs):
-            self.made.setdefault(id(output), (output, set()))[1].add((*path, k))
+            self.made[output].add((*path, k))
         if not inner:
             self._charge(equation, operands, path)
         return outputs
-
-    def _of_itself(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
-        """Returns the comparison of an array with itself, whose answer is the same in every row.
-
-        For other operations, the result is empty.
-        """
-        if equation.primitive.name not in _COMPARISONS or operands[0] is not operands[1]:
-            return []
-        (found,) = Walk().ruled(equation, [x.value for x in operands])
-        return [Tracked(found, found, Slots())] if found.is_known else []
 
     def _charge(self, equation: Equation, operands: list[Tracked], path: Key) -> None:
         """Stores two error bounds: for the rounding of an operation, and for merging.
 
         A compiler may merge the operation with others, which changes the rounding.
         """
-        once = {id(x): dataclasses.replace(x.value, apart=0.0) for x in operands}
+        once = {x: dataclasses.replace(x.value, apart=0.0) for x in operands}
         alone = {k: dataclasses.replace(x, pending=NOTHING) for k, x in once.items()}
         try:
             merged, found = (
-                Walk().ruled(equation, [xs[id(x)] for x in operands]) for xs in (once, alone)
+                Walk().ruled(equation, [xs[x] for x in operands]) for xs in (once, alone)
             )
         except RefusalError:
             return
@@ -164,8 +152,7 @@ class RecordWalk(PaddedWalk):
 
     def parts(self) -> list[Part]:
         """Returns the arrays computed for each record alone, and then combined over records."""
-        found = (self.made[k] for k in self.combined if k in self.made)
-        return [Part(frozenset(keys), x.value, x.empty) for x, keys in found]
+        return [Part(frozenset(self.made[x]), x.value) for x in self.combined if x in self.made]
 
 
 def _is_part(x: Tracked) -> bool:
@@ -212,12 +199,15 @@ def enclosed(
 
         for place, equation in enumerate(live(jaxpr)):
             here, given = (*path, place), [read(x) for x in equation.invars]
+            keys = [(*here, k) for k in range(len(equation.outvars))]
             if inner := called(equation):
                 outputs = run(*parts(inner), given, here, found, radii)
             else:
-                outputs = _forms(equation, given, here, facts, radii)
+                outputs = _forms(equation, given, [facts.get(key) for key in keys], radii)
             values.update(zip(equation.outvars, outputs, strict=True))
-            found += [x.ends for k, x in enumerate(outputs) if x and (*here, k) in part.keys]
+            found += [
+                x.ends for key, x in zip(keys, outputs, strict=True) if x and key in part.keys
+            ]
         return [read(x) for x in jaxpr.outvars]
 
     def ends(records: Sequence[Ends]) -> Ends:
@@ -232,7 +222,7 @@ def enclosed(
         return low.reshape(len(low), -1), high.reshape(len(high), -1)
 
     try:
-        shapes = [_spec(x) for x in axes]
+        shapes = [jax.ShapeDtypeStruct(aval(x).shape, _in_float64(aval(x).dtype)) for x in axes]
         with jax.enable_x64(True):
             jax.eval_shape(ends, [(x, x) for x in shapes])
     except _UnknownError:
@@ -268,21 +258,21 @@ def _radii(records: Sequence[Ends]) -> Any:
 
 
 def _forms(
-    equation: Equation, given: list[Form | None], path: Key, facts: dict[Key, Fact], radii: Any
+    equation: Equation, given: list[Form | None], known: list[Fact | None], radii: Any
 ) -> list[Form | None]:
     """Returns the forms of an operation's results; None where they are unknown."""
-    forms = [x for x in given if x is not None]
-    if len(forms) < len(given):
-        return [None] * len(equation.outvars)
-    outputs = _ends(equation, [x.ends for x in forms], path, facts)
+    forms, facts = [x for x in given if x is not None], [x for x in known if x is not None]
+    if len(forms) < len(given) or len(facts) < len(known):
+        return [None] * len(known)
+    outputs = _ends(equation, [x.ends for x in forms], facts)
     plain: list[Form | None] = [Form(x[0], x[0], None, 0.0) if x else None for x in outputs]
     if len(outputs) > 1 or outputs[0] is None or not len(radii):
         return plain
-    (ends, charge), fact = outputs[0], facts[(*path, 0)]
-    (centered,) = _ends(equation, [x.middle for x in forms], path, facts)
+    (ends, charge), (fact,) = outputs[0], facts
+    (centered,) = _ends(equation, [x.middle for x in forms], facts)
     if centered is None or ends[0].dtype.kind != "f":
         return plain
-    slopes = sloped(equation, forms, partial(_bound, equation), ends, centered[0])
+    slopes = sloped(Sloping(equation, forms, partial(_bound, equation), ends, centered[0]))
     if slopes is None:
         return plain
     both, off = slopes[0], slopes[1] + charge
@@ -291,11 +281,6 @@ def _forms(
         places[fact.axis] = radii.shape[1]
         ends = tightened(ends, centered[0], both, off, radii.reshape(-1, *places))
     return [Form(ends, centered[0], both, off)]
-
-
-def _spec(variable: Any) -> jax.ShapeDtypeStruct:
-    shaped = aval(variable)
-    return jax.ShapeDtypeStruct(shaped.shape, _in_float64(np.dtype(shaped.dtype)))
 
 
 def _in_float64(dtype: Any) -> Any:
@@ -314,27 +299,22 @@ def _constant(number: Any, count: int) -> Form:
 
 
 def _ends(
-    equation: Equation, operands: list[Ends], path: Key, facts: dict[Key, Fact]
-) -> list[tuple[Ends, Any] | None]:
+    equation: Equation, operands: list[Ends], facts: list[Fact]
+) -> Sequence[tuple[Ends, Any] | None]:
     """Returns the endpoints of an operation's results, with their errors; None if unknown."""
     name = equation.primitive.name
-    keys = [(*path, k) for k in range(len(equation.outvars))]
     rule = _RULES.get(name)
-    if rule is None or not all(key in facts for key in keys):
-        return [None] * len(keys)
-    result = rule(equation, operands, facts[keys[0]])
-    if result is None:
-        return [None] * len(keys)
+    if rule is None or (result := rule(equation, operands, facts[0])) is None:
+        return [None] * len(facts)
     results = [result] if isinstance(result, tuple) else result
     magnitudes = [_magnitude(x) for x in operands]
     sizes = [_magnitude(x) for x in results]
     if name in _SUMS:
         sizes = [_bound(equation, *magnitudes)]
-    found: list[tuple[Ends, Any] | None] = []
-    for ends, size, key in zip(results, sizes, keys, strict=True):
+    found = list[tuple[Ends, Any]]()
+    for ends, size, fact in zip(results, sizes, facts, strict=True):
         alike = [x for x in magnitudes if np.shape(x) in ((), size.shape)]
-        most: Any = functools.reduce(jnp.maximum, alike, size)
-        found.append(_outward(ends, size, most, facts[key]))
+        found.append(_outward(ends, size, functools.reduce(jnp.maximum, alike, size), fact))
     return found
 
 

@@ -105,11 +105,6 @@ def check_highest(precision: Any, dtype: np.dtype) -> None:
         )
 
 
-def is_exact(whole: bool, sizes: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether sums of integers are exact, because the dtype can represent all partial sums."""
-    return whole and rounding.holds(sizes, sizes, dtype)
-
-
 class Sums(NamedTuple):
     """The rounding of sums in any order: sum x_i (1 + theta_i), with |theta_i| <= gamma.
 
@@ -139,7 +134,8 @@ class Sums(NamedTuple):
         terms, weight = flattened(x)
         host = (count + 100) * 2.0**-52
         sizes = np.maximum(sizes, count * weight) * (1 + host)
-        exact = is_exact(x.whole, sizes, x.dtype)
+        # Sums of integers are exact if the dtype can represent all partial sums.
+        exact = x.whole and rounding.holds(sizes, sizes, x.dtype)
         gamma = 0.0 if exact else rounding.sum_units(count * terms, x.dtype)
         check_sums(gamma, count, x.dtype)
         flush = 0.0 if exact else 4 * rounding.tiny(x.dtype) * (count + 1)

@@ -51,11 +51,6 @@ class Form(NamedTuple):
     slopes: Any
     off: Any
 
-    @property
-    def size(self) -> Any:
-        """The largest magnitude of each entry."""
-        return largest(self.ends)
-
     def ranked(self, rank: int) -> "Form":
         """Returns a scalar form reshaped to `rank` axes of length 1. Other forms are unchanged."""
         if np.ndim(self.ends[0]) == rank or self.slopes is None:
@@ -72,25 +67,39 @@ class Form(NamedTuple):
 Sloped = tuple[Any, Any, Any, Any]
 
 
-def sloped(
-    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, middle: Ends
-) -> tuple[Ends, Any] | None:
-    """Returns the slopes of a result, and the bound `off` before its own rounding.
+class Sloping(NamedTuple):
+    """An operation, with what is known about its operands and its result.
 
-    Both are widened by rounding errors in float64. The result is None if slopes are unknown.
-
-    Args:
+    Attributes:
         equation: the operation.
         forms: the forms of its operands.
         bind: computes the operation in float64.
         out: the endpoints of its result.
         middle: the endpoints of its result for the record in the middle of the box.
     """
-    rule = _RULES.get(equation.primitive.name)
-    sloping = forms[1:] if equation.primitive.name == "select_n" else forms
-    if rule is None or any(f.slopes is None for f in sloping):
+
+    equation: Equation
+    forms: Sequence[Form]
+    bind: Bind
+    out: Ends
+    middle: Ends
+
+    @property
+    def ranked(self) -> list[Form]:
+        """The forms, with scalars reshaped to the rank of the result."""
+        return [f.ranked(self.out[0].ndim) for f in self.forms]
+
+
+def sloped(op: Sloping) -> tuple[Ends, Any] | None:
+    """Returns the slopes of a result, and the bound `off` before its own rounding.
+
+    Both are widened by rounding errors in float64. The result is None if slopes are unknown.
+    """
+    name = op.equation.primitive.name
+    sloping = op.forms[1:] if name == "select_n" else op.forms
+    if name not in _RULES or any(f.slopes is None for f in sloping):
         return None
-    if (found := rule(equation, forms, bind, out, middle)) is None:
+    if (found := _RULES[name](op)) is None:
         return None
     down, up, size, off = found
     return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
@@ -108,24 +117,22 @@ def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> E
     return jnp.where(low > ends[0], low, ends[0]), jnp.where(high < ends[1], high, ends[1])
 
 
-def _linear(equation: Equation, forms: Sequence[Form], bind: Bind, *_: Any) -> Sloped:
+def _linear(op: Sloping) -> Sloped:
     """Returns the slopes of a sum or a rearrangement: the same operation, applied to slopes."""
-    each = jax.vmap(bind)
-    slopes = [f.slopes for f in forms if f.slopes is not None]
+    each = jax.vmap(op.bind)
+    slopes = [f.slopes for f in op.forms if f.slopes is not None]
     down, up, size = (each(*xs) for xs in zip(*((*s, largest(s)) for s in slopes), strict=True))
-    return down, up, size, bind(*(f.off for f in forms))
+    return down, up, size, op.bind(*(f.off for f in op.forms))
 
 
-def _difference(
-    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
-) -> Sloped:
-    first, second = (f.ranked(out[0].ndim) for f in forms)
+def _difference(op: Sloping) -> Sloped:
+    first, second = op.ranked
     (a, b), (c, d) = first.slopes, second.slopes
     return a - d, b - c, largest(first.slopes) + largest(second.slopes), first.off + second.off
 
 
-def _negative(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
-    (form,) = forms
+def _negative(op: Sloping) -> Sloped:
+    (form,) = op.forms
     down, up = form.slopes
     return -up, -down, 0.0, form.off
 
@@ -134,52 +141,49 @@ def _scaled(factor: Ends, slopes: Ends) -> Ends:
     return hull([x * s for x in factor for s in slopes])
 
 
-def _product(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+def _product(op: Sloping) -> Sloped:
     """Returns the slopes of a product.
 
     Let c be the middle of the box. Then
 
         a(x) b(x) - a(c) b(c) = a(x) (b(x) - b(c)) + b(c) (a(x) - a(c)).
     """
-    a, b = (f.ranked(out[0].ndim) for f in forms)
+    a, b = op.ranked
     first, second = _scaled(a.ends, b.slopes), _scaled(b.middle, a.slopes)
     size = largest(first) + largest(second)
-    return first[0] + second[0], first[1] + second[1], size, a.size * b.off + b.size * a.off
+    off = largest(a.ends) * b.off + largest(b.ends) * a.off
+    return first[0] + second[0], first[1] + second[1], size, off
 
 
-def _quotient(
-    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, middle: Ends
-) -> Sloped:
+def _quotient(op: Sloping) -> Sloped:
     """Returns the slopes of a quotient.
 
     Let c be the middle of the box, and q = a(c) / b(c). Then
 
         a(x) / b(x) - q = (a(x) - a(c) - q (b(x) - b(c))) / b(x).
     """
-    a, b = (f.ranked(out[0].ndim) for f in forms)
-    less = _scaled(middle, b.slopes)
+    a, b = op.ranked
+    less = _scaled(op.middle, b.slopes)
     top = a.slopes[0] - less[1], a.slopes[1] - less[0]
     inverse = hull([1 / end for end in b.ends])
     found, most = _scaled(inverse, top), largest(inverse)
     size = most * (largest(a.slopes) + largest(less))
-    return *found, size, most * (a.off + largest(out) * b.off)
+    return *found, size, most * (a.off + largest(op.out) * b.off)
 
 
-def _contraction(
-    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
-) -> Sloped | None:
+def _contraction(op: Sloping) -> Sloped | None:
     """Returns the slopes of the product of an array and a constant matrix.
 
     The result is None for all other products.
     """
-    constants = [f.ends[0] is f.ends[1] for f in forms]
+    constants = [f.ends[0] is f.ends[1] for f in op.forms]
     if constants.count(True) != 1:
         return None
     place = constants.index(False)
-    form, matrix = forms[place], forms[1 - place].ends[0]
+    form, matrix = op.forms[place], op.forms[1 - place].ends[0]
 
     def times(factor: Any) -> Bind:
-        return lambda x: bind(x, factor) if place == 0 else bind(factor, x)
+        return lambda x: op.bind(x, factor) if place == 0 else op.bind(factor, x)
 
     above, below = (jax.vmap(times(x)) for x in (jnp.maximum(matrix, 0), jnp.minimum(matrix, 0)))
     down, up = form.slopes
@@ -188,22 +192,20 @@ def _contraction(
     return above(down) + below(up), above(up) + below(down), size, off
 
 
-def _curve(
-    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
-) -> Sloped | None:
+def _curve(op: Sloping) -> Sloped | None:
     """Returns the slopes of a function whose derivative is monotone on both sides of 0.
 
     On each side of 0, the function is convex or concave, so its slope between two points increases
     with both points, or decreases with both.
     """
-    form, *others = forms
+    form, *others = op.forms
     # The exponent of a power must be a constant.
     if any(x.ends[0] is not x.ends[1] for x in others):
         return None
-    form, exponents = form.ranked(out[0].ndim), [x.ends[0] for x in others]
+    form, exponents = form.ranked(op.out[0].ndim), [x.ends[0] for x in others]
 
     def function(x: Any) -> Any:
-        return bind(x, *exponents)
+        return op.bind(x, *exponents)
 
     def derivative(x: Any) -> Any:
         return jax.jvp(function, (x,), (jnp.ones_like(x),))[1]
@@ -213,7 +215,7 @@ def _curve(
     centers = [jnp.clip(x, low, high) for x in form.middle]
     pairs = zip((low, high), centers, strict=True)
     below, above = hull([x for pair in pairs for x in _between(function, *pair)])
-    bent = jnp.zeros(low.shape, bool) if _is_convex(equation) else (low < 0) & (high > 0)
+    bent = jnp.zeros(low.shape, bool) if _is_convex(op.equation) else (low < 0) & (high > 0)
     # A slope of NaN, for example between two equal points, is replaced by the derivatives.
     down = jnp.where(~bent & (below > down), below, down)
     return _by((down, jnp.where(~bent & (above < up), above, up)), form)
@@ -245,34 +247,34 @@ def _by(factor: Ends, form: Form) -> Sloped:
     return *found, largest(found), largest(factor) * form.off
 
 
-def _wave(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+def _wave(op: Sloping) -> Sloped:
     """Returns the slopes of a sine or cosine f.
 
     Because |f''| <= 1, f' differs from its value in the middle of an interval by at most the radius
     of the interval.
     """
-    (form,) = forms
+    (form,) = op.forms
     low, high = form.ends
     middle = (low + high) / 2
-    slope = jax.jvp(bind, (middle,), (jnp.ones_like(middle),))[1]
+    slope = jax.jvp(op.bind, (middle,), (jnp.ones_like(middle),))[1]
     radius = (high - low) / 2 + 2.0**-30
     return _by((jnp.maximum(slope - radius, -1), jnp.minimum(slope + radius, 1)), form)
 
 
-def _absolute(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
-    (form,) = forms
+def _absolute(op: Sloping) -> Sloped:
+    (form,) = op.forms
     low, high = form.ends
     return _by((jnp.where(low >= 0, 1.0, -1.0), jnp.where(high <= 0, -1.0, 1.0)), form)
 
 
-def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+def _larger(op: Sloping) -> Sloped:
     """Returns the slopes of a maximum or minimum of two arrays.
 
     Each slope is that of an operand, or an average of the operands' slopes.
     """
-    a, b = (f.ranked(out[0].ndim) for f in forms)
+    a, b = op.ranked
     first, second = a.ends[0] >= b.ends[1], b.ends[0] >= a.ends[1]
-    if equation.primitive.name == "min":
+    if op.equation.primitive.name == "min":
         first, second = second, first
     both = hull([*a.slopes, *b.slopes])
     down, up = (
@@ -282,11 +284,9 @@ def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_
     return down, up, 0.0, jnp.maximum(a.off, b.off)
 
 
-def _selected(
-    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
-) -> Sloped | None:
+def _selected(op: Sloping) -> Sloped | None:
     """Returns the slopes of a `select_n`; they are infinite where its boolean is not known."""
-    (surely, maybe), *cases = forms[0].ends, *(f.ranked(out[0].ndim) for f in forms[1:])
+    (surely, maybe), *cases = op.forms[0].ends, *op.ranked[1:]
     if surely.dtype != bool or len(cases) != 2:
         return None
     a, b = cases
@@ -296,14 +296,14 @@ def _selected(
     return down, up, 0.0, off
 
 
-def _extremum(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+def _extremum(op: Sloping) -> Sloped:
     """Returns the slopes of an extremum over axes.
 
     Entries that are certainly not the extreme one do not matter.
     """
-    (form,) = forms
-    axes = equation.params["axes"]
-    low, high = (jnp.expand_dims(x, axes) for x in out)
+    (form,) = op.forms
+    axes = op.equation.params["axes"]
+    low, high = (jnp.expand_dims(x, axes) for x in op.out)
     may_be = (form.ends[1] >= low) & (form.ends[0] <= high)
     later = tuple(k + 1 for k in axes)
     down = jnp.where(may_be, form.slopes[0], jnp.inf).min(later)

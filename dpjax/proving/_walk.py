@@ -114,13 +114,9 @@ class Walk:
     softmaxes: dict[Abstract, patterns.Mark] = dataclasses.field(default_factory=dict)
 
     def run(
-        self,
-        jaxpr: jex.Jaxpr,
-        consts: Sequence[object],
-        inputs: Sequence[Any],
-        *,
+        self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any], *,
         in_part: bool = False,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         """Returns the values of the outputs. An input of None must not be used.
 
         If `in_part`, bounds on an output may be known only in some cells (`_cells.py`). Otherwise,

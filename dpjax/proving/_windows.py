@@ -432,7 +432,7 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     terms, weight = flattened(x)
     total = np.maximum(map_.of(x.magnitude, sizes), count * weight * sizes.max()) * room
     load = float(total.max())
-    exact = reductions.is_exact(whole, total, x.dtype)
+    exact = whole and rounding.holds(total, total, x.dtype)
     error = np.zeros((1,) * total.ndim)
     if not exact:
         units = rounding.sum_units(count * terms, x.dtype) + 4 * rounding.unit(x.dtype)
