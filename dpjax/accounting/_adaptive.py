@@ -43,11 +43,8 @@ class _Adaptive:
 
     Attributes:
         _paying: a lock that is held from the check of the remaining budget until the payment is
-            recorded. It is in `__slots__`, so that `vars` of a filter or odometer contains only
-            values.
+            recorded.
     """
-
-    __slots__ = ("__dict__", "_paying")
 
     def __init__(
         self,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 
@@ -57,7 +56,6 @@ class _IntervalSearch:
         return (int(self.low) + int(self.high) - records.astype(int)).astype(records.dtype)
 
     def width(self) -> float:
-        """Returns the length of the interval."""
         return self.high - self.low
 
 
@@ -357,10 +355,8 @@ def _uniforms(
     specs = search.arrays()
     sizes = [sets * spec.size for spec in specs]
     drawn = jax.random.uniform(key, (choices + sum(sizes),))
-    ends = np.cumsum([choices, *sizes])
-    parts = [drawn[a:b] for a, b in itertools.pairwise(ends)]
-    shaped = [p.reshape(sets, *spec.shape) for p, spec in zip(parts, specs, strict=True)]
-    return drawn[:choices], shaped
+    first, *parts = jnp.split(drawn, np.cumsum([choices, *sizes[:-1]]))
+    return first, [p.reshape(sets, *spec.shape) for p, spec in zip(parts, specs, strict=True)]
 
 
 def _slope(

@@ -374,13 +374,11 @@ def _learn(
     key: Key, sampler: Sampler, pair: Pair, plan: SamplePlan, experiment: Experiment
 ) -> list[ChosenEvent]:
     """Returns the events to test: one sample proposes them, a second sample chooses among them."""
-    keys = jax.random.split(key, 4)
-    value, neighbor = pair
     here, there, here_again, there_again = (
         sampler.draw(one_key, x, plan.learning, plan.batch)
-        for one_key, x in zip(keys, (value, neighbor, value, neighbor), strict=True)
+        for one_key, x in zip(jax.random.split(key, 4), pair * 2, strict=True)
     )
-    evidence = Evidence(sampler, value, neighbor, here, there, plan.batch)
+    evidence = Evidence(sampler, *pair, here, there, plan.batch)
     return choose(propose(evidence), here_again, there_again, experiment)
 
 

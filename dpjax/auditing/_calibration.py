@@ -72,10 +72,7 @@ class Calibration:
             ValueError: if the confidence is out of range.
         """
         confidence = _checks.fraction("confidence", confidence)
-        left = (1 - confidence) / 2 * (self.draws + 1)
-        # `left` is the number of ranks below the interval. If it is not an integer, the interval
-        # contains only a part of the rank at its boundary. A trial with this rank counts as this
-        # part.
+        left = (1 - confidence) / 2 * (self.draws + 1)  # The number of ranks below the interval.
         whole, part = int(left), left - int(left)
         folded = np.minimum(self.ranks, self.draws - self.ranks)
         inside = np.where(folded > whole, 1.0, np.where(folded == whole, 1 - part, 0.0))

@@ -342,7 +342,7 @@ def test_bad_mechanisms_are_refused(key):
         audit(key, 1.0, **BIT)
     with pytest.raises(TypeError, match="complex64"):
         audit(key, lambda key, value: value.astype(jnp.complex64), **REAL)
-    with pytest.raises(ValueError, match="at least one number"):
+    with pytest.raises(ValueError, match="at least one array"):
         audit(key, lambda key, value: (), **REAL)
 
 
