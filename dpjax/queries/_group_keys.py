@@ -136,18 +136,17 @@ def group_keys(
     delta = _checks.fraction("delta", delta)
     at_most = _checks.integer("at_most", at_most, least=1)
     people = given.people if isinstance(given, WithCounts) else None
-    about_people = {"privacy_unit": privacy_unit} if people is None else people.about
-    check_privacy_unit(about_people["privacy_unit"])
+    contribution = people or Contribution(1, 1, privacy_unit, ())
+    check_privacy_unit(contribution.privacy_unit)
     if isinstance(given, WithCounts) and isinstance(given.database, Parts):
-        given.database.check(relation, about_people["privacy_unit"])
+        given.database.check(relation, contribution.privacy_unit)
     is_public = relation is NeighboringRelation.REPLACE_ONE and people is None
     counted = _counted(given, capacity, at_most, is_public=is_public)
     at_most = min(at_most, counted.shape[0])
     reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
-    if people is not None:
-        reach *= people.rows * people.blocks
+    reach *= contribution.rows * contribution.blocks
     sensitivity = assume_sensitivity(reach, norm="l1", relation=relation)
-    sensitivity = dataclasses.replace(sensitivity, **about_people)
+    sensitivity = dataclasses.replace(sensitivity, **contribution.about)
     mechanism = discrete_laplace(sensitivity, epsilon)
     size = jax.ShapeDtypeStruct((counted.size,), jnp.int32)
     draw_of(mechanism, TreeSpec.of(size))  # Refuses a bad mechanism before anything is paid.

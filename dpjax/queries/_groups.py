@@ -22,12 +22,7 @@ from dpjax._exact import _limbs
 from dpjax._exact._numerics import bisected
 from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.queries._counts import largest_whole, of_each_record
-from dpjax.queries._padded_records import (
-    PaddedRecords,
-    complete,
-    padded_records,
-    present_records,
-)
+from dpjax.queries._padded_records import PaddedRecords, complete, padded_records, present_records
 from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.queries._totals import Addend, Totals, in_groups, of_each_group
@@ -130,11 +125,17 @@ def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
 
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
     """Checks the arguments of `by`, and returns the `Groups` of the column."""
-    if not callable(column) and (isinstance(column, bool) or not isinstance(column, (str, int))):
-        raise TypeError(
-            f"column must be a name, index or function of a record, got {_checks.shown(column)}"
-        )
+    if not callable(column):
+        check_name("column, unless it is a function,", column)
     return Groups(column, _checked_keys(keys), of)
+
+
+def check_name(name: str, column: object) -> None:
+    """Refuses anything except the name or the index of a column."""
+    if isinstance(column, bool) or not isinstance(column, (str, int)):
+        raise TypeError(
+            f"{name} must be the name or index of a column, got {_checks.shown(column)}"
+        )
 
 
 def groups_of(by: By | None) -> tuple[Groups, ...]:

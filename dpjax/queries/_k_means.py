@@ -15,7 +15,6 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, intervals_of
 from dpjax._core._columns import is_numbers
-from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import Parts, as_dtype
@@ -32,7 +31,7 @@ from dpjax.queries._padded_records import (
     present_records,
     records_and_slots,
 )
-from dpjax.queries._people import Contribution
+from dpjax.queries._people import ONE_RECORD, Contribution
 from dpjax.queries._private_release import _quotient, shape_of_record, slots_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
@@ -161,6 +160,7 @@ def private_k_means(
     """
     given = database if isinstance(database, Partition) else Partition(database)
     database, groups, people = given
+    people = people or ONE_RECORD
     check_key(key)
     drops = drops_missing(missing, "center")
     k = _checks.integer("clusters", clusters, least=1)
@@ -175,7 +175,7 @@ def private_k_means(
             " groups: ask a table with the relation add-or-remove-one"
         )
     if isinstance(database, Parts):
-        database.check(relation, RECORD if people is None else people.privacy_unit)
+        database.check(relation, people.privacy_unit)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
     cells = max(32, 4 * k)  # So many cells that two clusters rarely share a cell.
@@ -305,11 +305,9 @@ def _share_of(
 
 
 def _sensitivity(
-    relation: NeighboringRelation, bits: int, people: Contribution | None, *, dims: int
+    relation: NeighboringRelation, bits: int, people: Contribution, *, dims: int
 ) -> Sensitivity:
-    """Returns the l2 sensitivity of the totals of all groups, for one record or for a person."""
-    if people is None:
-        return assume_sensitivity(_reach(relation, bits, dims=dims), norm="l2", relation=relation)
+    """Returns the l2 sensitivity of the totals of all groups."""
     reach = people.reach(lambda _, one: _reach(one, bits, dims=dims), "l2", relation)
     found = assume_sensitivity(reach, norm="l2", relation=relation)
     return dataclasses.replace(found, **people.about)

@@ -4,7 +4,6 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from typing import Any, Literal
 
 import jax
@@ -30,16 +29,7 @@ from dpjax.queries._private_release import (
     released,
 )
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
-from dpjax.queries._second_moments import (
-    Moments,
-    bernstein_query,
-    largest_by_angle,
-    moments_of,
-    moved_products,
-    products_query,
-    upper_triangle,
-)
-from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
+from dpjax.queries._second_moments import Moments, line_query, moments_of, sums_of_line
 
 CORRELATION = "correlation"
 
@@ -91,16 +81,6 @@ def _of_correlation(
         low, high = center + factor * (low - center), center + factor * (high - center)
     low, high = (np.where(known, np.clip(end, -1, 1), side) for end, side in ((low, -1), (high, 1)))
     return low.reshape(np.shape(value)), high.reshape(np.shape(value))
-
-
-# `_line_query` sums the products of the coordinates of z = (3/4, x, y). If the first coordinate is
-# smaller, z is shorter, so all entries get less noise. But the sums of x and y are multiplied by
-# the first coordinate, so their relative noise grows. Noise on products matters more, because the
-# regression divides products by the variance of x, which is small in units of the radius.
-_WEIGHT = Fraction(3, 4)
-# If x has at most this many columns and the noise is Laplace, sums of Bernstein polynomials are
-# more accurate than sums of products. More columns would have too many polynomials.
-MOST_COLUMNS = 3
 
 
 def private_linear_regression(
@@ -224,32 +204,6 @@ def private_linear_regression(
     )
 
 
-def sums_of_line(columns: int | None) -> dict[str, Any]:
-    """Returns public facts about the sums from which a regression is computed; see `moments_of`.
-
-    Args:
-        columns: the number of columns of x if the noise is Laplace. None if the noise is Gaussian,
-            because then the number does not matter.
-    """
-    if columns is not None and columns <= MOST_COLUMNS:
-        return {"degrees": [2] * columns + [1]}
-    return {"weight": float(_WEIGHT), "left_out": 1}
-
-
-def line_query(
-    parts: Callable[[Database], tuple[jax.Array, jax.Array]],
-    sums: dict[str, Any],
-    *,
-    dims: int,
-    capacity: int,
-    in_cube: bool = False,
-) -> IntegerQuery:
-    """Returns the query of the sums that `sums_of_line` chose."""
-    if "degrees" not in sums:
-        return _line_query(parts, dims=dims, capacity=capacity)
-    return bernstein_query(parts, degrees=sums["degrees"], capacity=capacity, in_cube=in_cube)
-
-
 @functools.lru_cache
 def _line_of(text: str) -> Callable[..., dict[str, jax.Array]]:
     """Compiles the regression line as a function of noisy sums.
@@ -298,47 +252,3 @@ def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -
 STATISTICS["linear regression"] = Statistic(
     _solution, _least_reach, {"weights": np.inf, "intercept": np.inf}, relative=True
 )
-
-
-def _line_query(
-    parts: Callable[[Database], tuple[jax.Array, jax.Array]], *, dims: int, capacity: int
-) -> IntegerQuery:
-    """Returns the query of the upper triangle of the sum of z z^T, for z = (3/4, x, y).
-
-    The query leaves out the last entry, the sum of y^2.
-    """
-    rows, others = upper_triangle(2 + dims)
-    moved, entries = functools.partial(_moved, dims), (rows[:-1], others[:-1])
-    return products_query(parts, entries, moved, weight=_WEIGHT, capacity=capacity)
-
-
-def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """Returns how much a record changes the value of `_line_query`.
-
-    "Lines" in docs/proofs/shorter.md has the proof.
-    """
-    h, root = _WEIGHT, Fraction(sqrt_up(Fraction(d)))
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        moved = {
-            "l1": h**2 + h * root + h + Fraction(d + 1, 2) + root,
-            "l2": Fraction(sqrt_up((1 + h**2) ** 2 + 1)),
-            "linf": Fraction(1),
-        }
-    else:
-        squared = 4 + 4 * h**2 if d == 1 else 4 + 6 * h**2 + (1 - h**2) ** 2 / 2
-        moved = {
-            "l1": _moved_in_l1(d) if d > 1 else (1 + h) * (9 + h) / 4,
-            "l2": Fraction(sqrt_up(squared)),
-            "linf": Fraction(2),
-        }
-    return moved[norm]
-
-
-def _moved_in_l1(d: int) -> Fraction:
-    """Returns the l1 bound of `_moved` for a replaced record and d > 1.
-
-    The bound is the maximum of two cases: y keeps its sign, or y changes its sign.
-    """
-    h, root, both = _WEIGHT, math.sqrt(2 * d), moved_products(d)
-    kept = largest_by_angle(away=(1 + float(h)) * root, both=both)
-    return max(kept, 2 * h + largest_by_angle(away=float(h) * root, both=both, toward=root))

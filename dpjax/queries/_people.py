@@ -27,6 +27,7 @@ from dpjax.queries._groups import (
     By,
     GroupedQuery,
     GroupedScores,
+    check_name,
     exact_numbers,
     groups_of,
     integers_by_group,
@@ -37,7 +38,7 @@ from dpjax.queries._padded_records import present_records
 from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.queries._totals import Addend
-from dpjax.queries._truncation import Cells, Name, Truncation, check_name, checked_truncation
+from dpjax.queries._truncation import Cells, Name, Truncation, checked_truncation
 from dpjax.targets._clamping import comparable
 from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm, sqrt_up
 
@@ -382,6 +383,10 @@ def contribution(
     if per_person is not None:
         note = f"one sum {'each' if blocks == 1 else 'in each group'}, {note}"
     return Contribution(rows, blocks, truncation.unit, (note,))
+
+
+ONE_RECORD = Contribution(1, 1, RECORD, ())
+"""That of a record which is a person's only one."""
 
 
 @dataclasses.dataclass(frozen=True)

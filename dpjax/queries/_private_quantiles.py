@@ -247,7 +247,7 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     below = (np.maximum.accumulate(below, -1) + least_after) / 2
     flat = (x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before))
     found = np.array([_of_group(group, facts) for group in zip(*flat, strict=True)])
-    value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
+    value = _number(found.reshape(*edges.shape[:-1], -1), facts)
     value = value[..., 0] if facts["scalar"] else value
     # For a quantile near 0 or 1, the search looked for a more central quantile. So the estimate is
     # clipped to the interval that the counts allow for the requested quantile.
@@ -300,11 +300,10 @@ def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
     return (inside(first) + inside(last)) / 2
 
 
-def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """Returns the number at a position of the grid; NaN if a traced parameter was invalid."""
+def _number(place: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
+    """Returns the number at a position of the grid."""
     share = place / facts["cells"]
-    number = facts["lower"] * (1 - share) + facts["upper"] * share
-    return np.where(np.min(edges, axis=-1, keepdims=True) < 0, np.nan, number)
+    return facts["lower"] * (1 - share) + facts["upper"] * share
 
 
 @intervals_of("ranks")
@@ -334,7 +333,7 @@ def _of_ranks(
     low, high = facts["lower"], facts["upper"]
     spared = _FLOATS * max(abs(low), abs(high))
     first, last = (
-        _number(np.concatenate(side, axis=-1), edges, facts) for side in zip(*ends, strict=True)
+        _number(np.concatenate(side, axis=-1), facts) for side in zip(*ends, strict=True)
     )
     first, last = np.maximum(first - spared, low), np.minimum(last + spared, high)
     return (first[..., 0], last[..., 0]) if facts["scalar"] else (first, last)

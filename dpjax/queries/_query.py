@@ -135,11 +135,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return reach("linf", relation) * (1 if added and self.one_way else 2)
 
     def error(
-        self,
-        mechanism: CoordinatewiseMechanism,
-        *,
-        confidence: float = 0.95,
-        simultaneous: bool = True,
+        self, mechanism: CoordinatewiseMechanism, *, confidence: float, simultaneous: bool
     ) -> float:
         """Returns a bound on the distance of a release from the true value, in units of records."""
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)

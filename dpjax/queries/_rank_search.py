@@ -19,11 +19,7 @@ from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
-from dpjax.mechanisms._selection import (
-    SelectionMechanism,
-    log_prob_of_index,
-    permute_and_flip,
-)
+from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index, permute_and_flip
 from dpjax.mechanisms._start import begin
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import LAPLACE

@@ -91,7 +91,7 @@ def second_moments_query(
 def products_query(
     parts: Callable[[Database], Sequence[jax.Array]],
     entries: tuple[np.ndarray, ...],
-    moved: Callable[[VectorNorm, NeighboringRelation], Fraction],
+    moved: Callable[[NeighboringRelation], dict[VectorNorm, Fraction]],
     *,
     weight: Fraction = Fraction(1),
     capacity: int,
@@ -103,7 +103,7 @@ def products_query(
         parts: maps the records to x, y, ...: float arrays of shape (n, d), where d may differ. Each
             is clipped to the unit ball.
         entries: the rows and columns of the entries.
-        moved: maps a norm and a relation to the largest change of these entries by one record.
+        moved: maps a relation to the largest change of these entries by one record, in each norm.
         weight: the first coordinate of z, at most 1.
         capacity: a bound on the number of records. The sums of this many records do not overflow.
         in_cube: as for `second_moments_query`; the weight is 1 then.
@@ -134,7 +134,7 @@ def products_query(
         return coarse(triangle, bits)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        far = moved(norm, relation)
+        far = moved(relation)[norm]
         return coarse_reach(far, dims=count, bits=bits - 2 * radius_bits, norm=norm)
 
     return IntegerQuery(
@@ -243,23 +243,21 @@ def upper_triangle(size: int) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(np.triu_indices(size), np.int32))
 
 
-def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
+def _moved(d: int, relation: NeighboringRelation) -> dict[VectorNorm, Fraction]:
     root = Fraction(sqrt_up(Fraction(d)))
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        added = {
+        return {
             "l1": 1 + root + Fraction(d + 1, 2),
             "l2": Fraction(sqrt_up(Fraction(3))),
             "linf": Fraction(1),
         }
-        return added[norm]
     if d == 1:
-        return {"l1": Fraction(9, 4), "l2": Fraction(2), "linf": Fraction(2)}[norm]
-    replaced = {
+        return {"l1": Fraction(9, 4), "l2": Fraction(2), "linf": Fraction(2)}
+    return {
         "l1": largest_by_angle(away=math.sqrt(2 * d), both=moved_products(d)),
         "l2": Fraction(sqrt_up(Fraction(9, 2))),
         "linf": Fraction(2),
     }
-    return replaced[norm]
 
 
 def moved_products(d: int) -> float:
@@ -291,24 +289,22 @@ def largest_by_angle(*, away: float, both: float, toward: float = 0.0) -> Fracti
     return Fraction(value + 2 * abs(slope(low))) * (1 + Fraction(1, 2**40))
 
 
-def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
+def _moved_in_cube(d: int, relation: NeighboringRelation) -> dict[VectorNorm, Fraction]:
     """Returns how much a record changes the value of `second_moments_query` with `in_cube`.
 
     docs/proofs/learners.md has the proof.
     """
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        moved = {
+        return {
             "l1": 1 + d + Fraction(d * d, 2),
             "l2": Fraction(sqrt_up(1 + d + Fraction(d, 4) + Fraction(d * (d - 1), 2))),
             "linf": Fraction(1),
         }
-    else:
-        moved = {
-            "l1": Fraction(d * (d + 2) ** 2, 2 * (d + 1)),
-            "l2": Fraction(sqrt_up(Fraction(4 * ((d + 1) ** 2 // 4)))),
-            "linf": Fraction(2),
-        }
-    return moved[norm]
+    return {
+        "l1": Fraction(d * (d + 2) ** 2, 2 * (d + 1)),
+        "l2": Fraction(sqrt_up(Fraction(4 * ((d + 1) ** 2 // 4)))),
+        "linf": Fraction(2),
+    }
 
 
 # The following functions sum products of Bernstein polynomials of the coordinates. A record divides
@@ -504,3 +500,84 @@ def moments_of(
     # Accelerators compute a product of matrices with fewer digits.
     triangle = jnp.sum(jnp.asarray(matrix, sums.dtype) * sums[None], axis=-1)
     return averages(triangle, n, noise * float(np.linalg.norm(matrix, axis=-1).max()))
+
+
+# The following functions choose and sum the products from which a regression line is computed.
+
+
+# `_line_query` sums the products of the coordinates of z = (3/4, x, y). If the first coordinate is
+# smaller, z is shorter, so all entries get less noise. But the sums of x and y are multiplied by
+# the first coordinate, so their relative noise grows. Noise on products matters more, because the
+# regression divides products by the variance of x, which is small in units of the radius.
+_WEIGHT = Fraction(3, 4)
+# If x has at most this many columns and the noise is Laplace, sums of Bernstein polynomials are
+# more accurate than sums of products. More columns would have too many polynomials.
+_MOST_COLUMNS = 3
+
+
+def sums_of_line(columns: int | None) -> dict[str, Any]:
+    """Returns public facts about the sums from which a regression is computed; see `moments_of`.
+
+    Args:
+        columns: the number of columns of x if the noise is Laplace. None if the noise is Gaussian,
+            because then the number does not matter.
+    """
+    if columns is not None and columns <= _MOST_COLUMNS:
+        return {"degrees": [2] * columns + [1]}
+    return {"weight": float(_WEIGHT), "left_out": 1}
+
+
+def line_query(
+    parts: Callable[[Database], tuple[jax.Array, jax.Array]],
+    sums: dict[str, Any],
+    *,
+    dims: int,
+    capacity: int,
+    in_cube: bool = False,
+) -> IntegerQuery:
+    """Returns the query of the sums that `sums_of_line` chose."""
+    if "degrees" not in sums:
+        return _line_query(parts, dims=dims, capacity=capacity)
+    return bernstein_query(parts, degrees=sums["degrees"], capacity=capacity, in_cube=in_cube)
+
+
+def _line_query(
+    parts: Callable[[Database], tuple[jax.Array, jax.Array]], *, dims: int, capacity: int
+) -> IntegerQuery:
+    """Returns the query of the upper triangle of the sum of z z^T, for z = (3/4, x, y).
+
+    The query leaves out the last entry, the sum of y^2.
+    """
+    rows, others = upper_triangle(2 + dims)
+    moved, entries = functools.partial(_moved_by_line, dims), (rows[:-1], others[:-1])
+    return products_query(parts, entries, moved, weight=_WEIGHT, capacity=capacity)
+
+
+def _moved_by_line(d: int, relation: NeighboringRelation) -> dict[VectorNorm, Fraction]:
+    """Returns how much a record changes the value of `_line_query`.
+
+    "Lines" in docs/proofs/shorter.md has the proof.
+    """
+    h, root = _WEIGHT, Fraction(sqrt_up(Fraction(d)))
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return {
+            "l1": h**2 + h * root + h + Fraction(d + 1, 2) + root,
+            "l2": Fraction(sqrt_up((1 + h**2) ** 2 + 1)),
+            "linf": Fraction(1),
+        }
+    squared = 4 + 4 * h**2 if d == 1 else 4 + 6 * h**2 + (1 - h**2) ** 2 / 2
+    return {
+        "l1": _moved_in_l1(d) if d > 1 else (1 + h) * (9 + h) / 4,
+        "l2": Fraction(sqrt_up(squared)),
+        "linf": Fraction(2),
+    }
+
+
+def _moved_in_l1(d: int) -> Fraction:
+    """Returns the l1 bound of `_moved_by_line` for a replaced record and d > 1.
+
+    The bound is the maximum of two cases: y keeps its sign, or y changes its sign.
+    """
+    h, root, both = _WEIGHT, math.sqrt(2 * d), moved_products(d)
+    kept = largest_by_angle(away=(1 + float(h)) * root, both=both)
+    return max(kept, 2 * h + largest_by_angle(away=float(h) * root, both=both, toward=root))

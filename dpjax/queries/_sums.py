@@ -173,12 +173,12 @@ def centered_sums(
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         half = Fraction(weight, 2**bits)
-        if from_ends and relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if relation is NeighboringRelation.REPLACE_ONE:
+            # The count does not change. With `from_ends`, one sum grows by as much as the other
+            # one falls.
+            return norm_up([Fraction(math.ceil(2 * half))] * (2 if from_ends else dims), norm)
+        if from_ends:
             return coarse_reach(Fraction(2 * weight), dims=2, bits=bits, norm=norm)
-        if from_ends:  # One of the sums grows by as much as the other one falls.
-            return norm_up([Fraction(math.ceil(2 * half))] * 2, norm)
-        if relation is NeighboringRelation.REPLACE_ONE:  # The count does not change.
-            return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
         return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
 
     return IntegerQuery(

@@ -96,12 +96,11 @@ def saturated(total: Limbs) -> jax.Array:
 
 
 def _total_of(addend: Addend) -> Limbs:
-    there = addend.cell >= 0
     if addend.weights is None:
         return _limbs.from_integers(_counts(addend.cell, addend.cells)[:, None])
     if addend.cells > 1:
         return _sums_of_cells(addend)
-    rows = jnp.where(there[:, None], addend.weights, 0)
+    rows = jnp.where((addend.cell >= 0)[:, None], addend.weights, 0)
     if addend.products is None:
         total = sum_of_integers(rows)
     else:

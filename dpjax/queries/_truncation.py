@@ -18,7 +18,14 @@ from dpjax._core._columns import Numbers, Texts
 from dpjax._core._frames import columns
 from dpjax._core._records import PaddedRecords, exact_records
 from dpjax._core._types import Database
-from dpjax.queries._groups import columns_of, exact_numbers, integer_keys, keys_of, without
+from dpjax.queries._groups import (
+    check_name,
+    columns_of,
+    exact_numbers,
+    integer_keys,
+    keys_of,
+    without,
+)
 from dpjax.queries._padded_records import check_capacity
 from dpjax.targets._clamping import comparable
 
@@ -224,13 +231,6 @@ def checked_truncation(
         if column == person:
             raise ValueError(f"groups must not name the column of people, got {column!r}")
     return Truncation(person, rows, tuple(most.items()), order)
-
-
-def check_name(name: str, column: object) -> None:
-    if isinstance(column, bool) or not isinstance(column, (str, int)):
-        raise TypeError(
-            f"{name} must be the name or index of a column, got {_checks.shown(column)}"
-        )
 
 
 # Databases in which a record is a person with several rows: each record stores up to k rows, and a

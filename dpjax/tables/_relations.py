@@ -15,17 +15,17 @@ from dpjax._core._records import PaddedRecords, Parts
 from dpjax._core._types import Key, PyTree, Scalar
 from dpjax._core._values import Release
 from dpjax.queries._k_means import Partition, private_k_means
-from dpjax.queries._linear_regression import (
-    CORRELATION,
-    _least_reach,
-    _solution,
-    line_query,
-    sums_of_line,
-)
+from dpjax.queries._linear_regression import CORRELATION, _least_reach, _solution
 from dpjax.queries._moments import _directions, _mean_and_covariance
 from dpjax.queries._private_release import STATISTICS, Statistic, Terms, released
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
-from dpjax.queries._second_moments import Moments, bernstein_query, moments_of
+from dpjax.queries._second_moments import (
+    Moments,
+    bernstein_query,
+    line_query,
+    moments_of,
+    sums_of_line,
+)
 from dpjax.tables._asked_table import AskedTable
 from dpjax.tables._bounds import Bounds, Box, box_of
 from dpjax.tables._float64 import covariance_of, in_float64

@@ -111,7 +111,8 @@ def test_distinct_rows_are_those_of_all_parts_whenever_they_are_merged(monkeypat
         rows[::3, -1] = 7
         several = [(rows[i : i + 9], np.ones(9, int)[: 60 - i]) for i in range(0, 60, 9)]
         found, counts = _group_keys._merged(
-            iter([_group_keys.distinct_rows(*one) for one in several]), (rows[:0], np.zeros(0, int))
+            iter([_group_keys.distinct_rows([one]) for one in several]),
+            (rows[:0], np.zeros(0, int)),
         )
         expected = collections.Counter(map(tuple, rows.tolist()))
         assert dict(zip(map(tuple, found.tolist()), counts.tolist(), strict=True)) == expected

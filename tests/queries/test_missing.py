@@ -11,9 +11,8 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax.queries._groups import of_complete
-from dpjax.queries._linear_regression import _line_query
 from dpjax.queries._padded_records import complete, may_miss, present_records
-from dpjax.queries._second_moments import second_moments_query
+from dpjax.queries._second_moments import _line_query, second_moments_query
 from dpjax.queries._sums import centered_sums
 from tables import for_each
 

@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.queries import _k_means, _linear_regression, _moments, _sums
+from dpjax.queries import _k_means, _moments, _second_moments, _sums
 from dpjax.queries._second_moments import (
     averages,
     in_ball,
@@ -125,7 +125,7 @@ def test_no_search_finds_records_that_move_a_line_further(dims):
 
     The integers of the records that were found agree with the search, and keep the bounds as well.
     """
-    query = _linear_regression._line_query(lambda r: (r[:, :-1], r[:, -1:]), dims=dims, capacity=1)
+    query = _second_moments._line_query(lambda r: (r[:, :-1], r[:, -1:]), dims=dims, capacity=1)
     generator = np.random.default_rng(dims)
     total = jax.jit(jax.vmap(lambda record: query.of_present(record[None], jnp.ones(1, bool))))
     rows, columns = (entries[:-1] for entries in np.triu_indices(2 + dims))

@@ -21,7 +21,6 @@ from dpjax import NeighboringRelation, queries
 from dpjax._tracing._walks import primitives
 from dpjax.queries import (
     _k_means,
-    _linear_regression,
     _moments,
     _second_moments,
     _sums,
@@ -218,7 +217,7 @@ def total(request, monkeypatch):
         return moments(lambda r: vectors(r[:, 0]), 1)
 
     def line():
-        query = _linear_regression._line_query(
+        query = _second_moments._line_query(
             lambda r: (r[:, 1:] / 1.3, r[:, :1] / 0.7), dims=7, capacity=5003
         )
         return query.of_present

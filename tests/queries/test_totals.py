@@ -12,9 +12,8 @@ from dpjax._tracing._walks import equations
 from dpjax.queries import _totals
 from dpjax.queries._groups import groups as groups_of_keys
 from dpjax.queries._groups import integers_by_group
-from dpjax.queries._linear_regression import _line_query
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._second_moments import second_moments_query
+from dpjax.queries._second_moments import _line_query, second_moments_query
 from dpjax.queries._sums import centered_sums
 from dpjax.queries._totals import Addend, added, cells_of_present, gram, totals_of
 
