@@ -39,7 +39,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._tracing._host_code import codes_in
-from dpjax._tracing._walks import Atom, Equation, aval, names, parts
+from dpjax._tracing._walks import Equation, aval, names, parts
 
 
 def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -66,15 +66,24 @@ class _Copies:
     def of(self, value: Any) -> Any:
         """Returns `value`, with copies of all arrays in it.
 
-        `value` is a jaxpr, a parameter of an operation, or an array.
+        `value` is a jaxpr, an operation, one of its operands or parameters, or several of these. If
+        nothing in it is copied, the result is the same object.
         """
         if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
             return self._once(value, self._program)
-        if isinstance(value, tuple):
+        if isinstance(value, Equation):
+            old = value.invars, *value.params.values()
+            inputs, *parameters = new = self.of(old)
+            named = dict(zip(value.params, parameters, strict=True))
+            return value if new is old else value.replace(invars=inputs, params=named)
+        if isinstance(value, jex.Literal):
+            own = self.of(value.val)
+            return value if own is value.val else jex.Literal(own, aval(value))
+        if isinstance(value, (list, tuple)):
             items = [self.of(item) for item in value]
             if all(x is y for x, y in zip(items, value, strict=True)):
                 return value
-            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         if isinstance(value, (np.ndarray, jax.Array)) and not _checks.is_traced(value):
             return self._once(value, self._copy)
         return value
@@ -88,28 +97,12 @@ class _Copies:
 
     def _program(self, program: Any) -> Any:
         jaxpr, constants = parts(program)
-        equations = [self._equation(equation) for equation in jaxpr.eqns]
-        outputs = [self._atom(atom) for atom in jaxpr.outvars]
-        own = [self.of(constant) for constant in constants]
-        old = [*jaxpr.eqns, *jaxpr.outvars, *constants]
-        if all(x is y for x, y in zip([*equations, *outputs, *own], old, strict=True)):
+        old = jaxpr.eqns, jaxpr.outvars, constants
+        equations, outputs, own = new = self.of(old)
+        if new is old:
             return program
         copied = jaxpr.replace(eqns=equations, outvars=outputs)
         return jex.ClosedJaxpr(copied, own) if isinstance(program, jex.ClosedJaxpr) else copied
-
-    def _equation(self, equation: Equation) -> Equation:
-        inputs = [self._atom(atom) for atom in equation.invars]
-        parameters = {name: self.of(value) for name, value in equation.params.items()}
-        same = all(x is y for x, y in zip(inputs, equation.invars, strict=True))
-        if same and all(parameters[name] is x for name, x in equation.params.items()):
-            return equation
-        return equation.replace(invars=inputs, params=parameters)
-
-    def _atom(self, atom: Atom) -> Atom:
-        if not isinstance(atom, jex.Literal):
-            return atom
-        own = self.of(atom.val)
-        return atom if own is atom.val else jex.Literal(own, aval(atom))
 
 
 def _view(array: Any) -> Any:
