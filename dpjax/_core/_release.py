@@ -12,17 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax._core import _checks
-from dpjax._core._accuracy import (
-    CONFIDENCE,
-    UNKNOWN,
-    Accuracy,
-    Ends,
-    estimate,
-    interval,
-    is_kind,
-    known_interval,
-)
+from dpjax._core import _accuracy, _checks
+from dpjax._core._accuracy import CONFIDENCE, Accuracy, Ends
 from dpjax._core._guarantee import (
     NUMBERS,
     RECORD,
@@ -60,9 +51,9 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
     slow = simulated and sum(np.size(leaf) for leaf in measured) > _MOST_SIMULATED
     if slow or _checks.any_traced(measured, value):
         return repr(value)
-    if (ends := known_interval(value, accuracy)) is None:
+    if (ends := _accuracy.known_interval(value, accuracy)) is None:
         return repr(value)
-    centers = jax.tree.map(np.asarray, estimate(value, accuracy))
+    centers = jax.tree.map(np.asarray, _accuracy.estimate(value, accuracy))
     printed = functools.partial(_with_ends, labels.moments if labels else "")
     texts = jax.tree.map(printed, centers, *ends)
     how = f"({CONFIDENCE:.0%}{', simulated' if simulated else ''})"
@@ -266,7 +257,7 @@ def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:
 
     `Release.from_dict` ignores this entry, because dpjax can compute the interval again.
     """
-    if (ends := known_interval(value, accuracy)) is None:
+    if (ends := _accuracy.known_interval(value, accuracy)) is None:
         return None
     low, high = (tree_to_json(jax.tree.map(np.asarray, end)) for end in ends)
     return {"confidence": CONFIDENCE, "low": low, "high": high}
@@ -302,7 +293,7 @@ class Release:
 
     value: Value
     guarantee: Guarantee
-    accuracy: Accuracy = UNKNOWN
+    accuracy: Accuracy = _accuracy.UNKNOWN
     labels: Labels | None = static(default=None)
     training: TrainingRecord | None = static(default=None)
 
@@ -361,7 +352,7 @@ class Release:
             >>> float(high - low)
             6.0
         """
-        return interval(self.value, self.accuracy, confidence, simultaneous, at_least)
+        return _accuracy.interval(self.value, self.accuracy, confidence, simultaneous, at_least)
 
     def to_dict(self) -> dict[str, Any]:
         """The release as a dict that can be written as JSON: `json.dumps(release.to_dict())`.
@@ -558,7 +549,7 @@ class Release:
             )
         try:
             about = parts["accuracy"]
-            if not is_kind(about["kind"]):
+            if not _accuracy.is_kind(about["kind"]):
                 raise ValueError(
                     f"accuracy must be of a known kind, got {_checks.shown(about['kind'])}: it may "
                     "come from a newer version of dpjax"

@@ -217,7 +217,7 @@ def _words_of_keys(nonce: int, width: int, count: int) -> Callable[..., jax.Arra
 
     def words(keys: jax.Array, first: jax.Array) -> jax.Array:
         counters = first[:, None] + jnp.arange(size, dtype=jnp.uint32)[None]
-        drawn = block_function(states(keys, counters, nonce, np.uint32(0)))
+        drawn = blocks_of(keys, counters, nonce, np.uint32(0))
         return drawn.reshape(BLOCK_WORDS, *counters.shape).transpose(1, 2, 0)
 
     def generate(keys: jax.Array, first: jax.Array) -> jax.Array:
@@ -229,8 +229,10 @@ def _words_of_keys(nonce: int, width: int, count: int) -> Callable[..., jax.Arra
     return for_all_keys(generate)
 
 
-def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: ArrayLike) -> jax.Array:
-    """Returns the states of the blocks of all keys, one key after the other: shape (16, K * n).
+def blocks_of(
+    keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: ArrayLike
+) -> jax.Array:
+    """Returns the blocks of all keys, one key after the other: shape (16, K * n).
 
     Args:
         keys: shape (K, 8).
@@ -246,7 +248,8 @@ def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arra
     of_keys = jnp.broadcast_to(keys.T[:, :, None], (KEY_WORDS, *counters.shape))
     constants = jnp.broadcast_to(_CONSTANTS[:, None], (4, lanes))
     key_rows = of_keys.reshape(KEY_WORDS, lanes)
-    return jnp.concatenate([constants, key_rows, *map(row, (counters, nonces, rounds, 0))])
+    rest = map(row, (counters, nonces, rounds, 0))
+    return block_function(jnp.concatenate([constants, key_rows, *rest]))
 
 
 def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -20,13 +20,8 @@ from dpjax._core._types import PyTree, Value
 from dpjax._files._durable import database_file
 from dpjax._files._ledger_file import used_before
 from dpjax._tracing import _shards
-from dpjax.random._chacha20 import (
-    CHACHA20,
-    KEY_WORDS,
-    SEEDED_CHACHA20,
-    bits_of_child_on_host,
-    children_on_host,
-)
+from dpjax.random import _chacha20
+from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20
 
 _THREEFRY = "threefry2x32"
 # The number that is folded into a key to derive the key for drawing databases.
@@ -137,7 +132,7 @@ def sampling_key(key: jax.Array) -> jax.Array:
     if _checks.is_traced(data):
         words = jax.random.bits(jax.random.fold_in(key, _SAMPLING), (2,), jnp.uint32)
     else:  # NumPy computes the same words without compilation.
-        on_host = bits_of_child_on_host(np.asarray(data), _SAMPLING)[:2]
+        on_host = _chacha20.bits_of_child_on_host(np.asarray(data), _SAMPLING)[:2]
         words = jax.device_put(on_host, data.sharding if data.committed else None)
     return jax.random.wrap_key_data(words, impl=_THREEFRY)
 
@@ -170,7 +165,7 @@ def split_on_host(key: jax.Array, count: int) -> list[jax.Array]:
     NumPy computes the words of the new keys without compilation.
     """
     data = jax.random.key_data(key)
-    children = children_on_host(np.asarray(data), count)
+    children = _chacha20.children_on_host(np.asarray(data), count)
     place = data.sharding if data.committed else None
     implementation = jax.random.key_impl(key)
     return [

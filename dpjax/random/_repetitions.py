@@ -6,8 +6,9 @@ floats. docs/proofs/tuning.md has the proof.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -33,8 +34,7 @@ class Coins:
     """Independent coins of one key. A toss takes two random bits on average."""
 
     def __init__(self, key: Key) -> None:
-        self._key_data, self._blocks = np.asarray(jax.random.key_data(key)), 0
-        self._bits = iter(())
+        self._bits = _bits_of(np.asarray(jax.random.key_data(key)))
 
     def __call__(self, probability: Fraction) -> bool:
         """Returns True with exactly this probability.
@@ -54,11 +54,6 @@ class Coins:
 
     def bit(self) -> int:
         """Returns a random bit."""
-        for bit in self._bits:
-            return bit
-        words = bits_of_child_on_host(self._key_data, self._blocks)
-        self._blocks += 1
-        self._bits = iter(np.unpackbits(words.astype("<u4").view(np.uint8)).tolist())
         return next(self._bits)
 
     def below(self, count: int) -> int:
@@ -69,6 +64,12 @@ class Coins:
                 drawn = 2 * drawn + self.bit()
             if drawn < count:
                 return drawn
+
+
+def _bits_of(key_data: np.ndarray) -> Iterator[int]:
+    for block in itertools.count():
+        words = bits_of_child_on_host(key_data, block)
+        yield from np.unpackbits(words.astype("<u4").view(np.uint8)).tolist()
 
 
 @dataclasses.dataclass(frozen=True)

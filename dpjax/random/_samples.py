@@ -34,16 +34,8 @@ from jax.typing import ArrayLike
 
 from dpjax._core._types import PyTree
 from dpjax._exact._kernels import reduced_steps
-from dpjax.random._chacha20 import (
-    BLOCK_WORDS,
-    CHUNK,
-    Words,
-    block_function,
-    by_chunks,
-    for_all_keys,
-    in_chunks,
-    states,
-)
+from dpjax.random import _chacha20
+from dpjax.random._chacha20 import BLOCK_WORDS, CHUNK, Words
 
 _OWN, _SHARED = 3, 4
 # Each of the first `ALONE` samples takes its words from blocks of ChaCha20 that no other sample
@@ -119,9 +111,9 @@ def _of_keys(sampler: Sampler, count: int) -> Callable[..., PyTree]:
             f"shape must need fewer than 2^31 random numbers, the limit of one key, got {count}"
         )
     if count > ALONE:
-        return for_all_keys(functools.partial(_in_groups, sampler, count))
+        return _chacha20.for_all_keys(functools.partial(_in_groups, sampler, count))
     alone = functools.partial(_alone, sampler, count)
-    return for_all_keys(functools.partial(by_chunks, alone, count))
+    return _chacha20.for_all_keys(functools.partial(_chacha20.by_chunks, alone, count))
 
 
 def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
@@ -162,7 +154,7 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
     """
     columns = jnp.broadcast_to(jnp.arange(ALONE, dtype=jnp.int32), (len(groups[0]), ALONE))
     from_all = functools.partial(_columns_from_all, sampler)
-    drawn = by_chunks(from_all, ALONE * (sampler.rows + 1), *groups, columns)
+    drawn = _chacha20.by_chunks(from_all, ALONE * (sampler.rows + 1), *groups, columns)
     return jax.tree.map(lambda x: x.swapaxes(1, 2), drawn)
 
 
@@ -173,7 +165,7 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
     determine are computed again, from all words.
     """
     from_first = functools.partial(_rows_from_first, sampler)
-    rows, left_open = in_chunks(from_first, ALONE, CHUNK, *groups)
+    rows, left_open = _chacha20.in_chunks(from_first, ALONE, CHUNK, *groups)
     drawn = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
     from_all = functools.partial(_columns_from_all, sampler)
     blocks = 2 * _PARTS * (sampler.rows + 1)
@@ -182,7 +174,7 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
     def draw_again(state: _State) -> _State:
         drawn, left_open, _ = state
         columns = _first_and_last(left_open)
-        new = in_chunks(from_all, blocks, CHUNK, *groups, columns)
+        new = _chacha20.in_chunks(from_all, blocks, CHUNK, *groups, columns)
         drawn = jax.tree.map(lambda x, y: x.at[group, :, columns].set(y, mode="drop"), drawn, new)
         left_open = left_open.at[group, columns].set(False, mode="drop")
         return drawn, left_open, jnp.any(left_open)
@@ -283,7 +275,7 @@ def _columns_from_all(
 
 def _blocks(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: ArrayLike) -> Words:
     """Returns the 16 words of each block, as arrays of the size of `counters`."""
-    return tuple(jnp.unstack(block_function(states(keys, counters, nonces, rounds))))
+    return tuple(jnp.unstack(_chacha20.blocks_of(keys, counters, nonces, rounds)))
 
 
 def _zeros(keys: jax.Array, places: jax.Array) -> jax.Array:
