@@ -260,8 +260,8 @@ def scatter_extremum(
     ends = start.low, np.maximum(start.high, high)
     if not largest:
         ends = np.minimum(start.low, low), start.high
-    d, flush = updates.changed, 0.0 if updates.whole and start.whole else 1.0
-    flush *= 4 * rounding.tiny(updates.dtype)
+    d, whole = updates.changed, start.whole and updates.whole
+    flush = 0.0 if whole else 4 * rounding.tiny(updates.dtype)
     width = np.max(ends[1] - ends[0], axis=tuple(range(axes)), keepdims=True)
     each = np.minimum(np.broadcast_to(d.each.max(axis=0), size).reshape(row), width)
     l1, l2 = min(d.l1, float(rounding.up(each.sum()))), min(d.l2, rounding.norm2(each))
@@ -272,11 +272,10 @@ def scatter_extremum(
     each = np.where(each > 0, rounding.up(each + flush), 0.0)
     count = math.prod(start.shape) * flush
     moved = each, float(rounding.up(l1 + count)), float(rounding.up(l2 + count))
-    single = Pending(single=updates.shape[0] == 1)
     apart = math.inf if places.apart else max(start.apart, updates.apart) + flush
     return make(
-        start.shape, start.dtype, *ends, None, moved, moved, apart=apart,
-        whole=start.whole and updates.whole, pending=single, counts=[2.0 * math.prod(size)] * 2,
+        start.shape, start.dtype, *ends, None, moved, moved, apart=apart, whole=whole,
+        pending=Pending(single=updates.shape[0] == 1), counts=[2.0 * math.prod(size)] * 2,
     )  # fmt: skip
 
 

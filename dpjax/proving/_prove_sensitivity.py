@@ -463,7 +463,7 @@ def provable(target: Target, program: Program, norm: Norm, estimate: float) -> P
     steps, line = exact_steps(program.jaxpr.jaxpr), None
     # The line is only additional information, so an error in the proof must not stop the sampling.
     with contextlib.suppress(Exception):
-        if isinstance(norm, str) and norm in get_args(ProvedNorm) and _is_small(program):
+        if norm in get_args(ProvedNorm) and _is_small(program):
             line = _line(target, program, cast(ProvedNorm, norm), estimate)
     return Proof(steps, summary=line or "") if steps or line else None
 

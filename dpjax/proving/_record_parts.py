@@ -9,6 +9,7 @@ interval by the rounding error in the rule of its operation. docs/proofs/boxes.m
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,7 +43,7 @@ _GROWING = names(
     "transpose slice split concatenate stack tile rev pad iota",
 )
 _SUMS = names("reduce_sum dot_general")
-_FALLING, _COMPARISONS = names("neg rsqrt not"), names("lt le gt ge eq ne")
+_COMPARISONS = names("lt le gt ge eq ne")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,10 +160,6 @@ def _is_part(x: Tracked) -> bool:
     return x.value.axis is not None and x.is_by_record() and not x.value.is_public
 
 
-class _UnknownError(Exception):
-    """Raised where no bounds over boxes are known."""
-
-
 def slopes_of(jaxpr: jex.Jaxpr) -> int:
     """Returns how many slopes (derivatives) are computed for each number.
 
@@ -210,24 +207,21 @@ def enclosed(
             ]
         return [read(x) for x in jaxpr.outvars]
 
-    def ends(records: Sequence[Ends]) -> Ends:
+    def ends(records: Sequence[Ends]) -> Any:
         unusable, found = [None] * (len(jaxpr.invars) - len(records)), list[Ends]()
         # Endpoints are multiplied by slopes, which have one more axis.
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             run(jaxpr, consts, [*unusable, *_inputs(records, count)], (), found, _radii(records))
         if not found:
-            raise _UnknownError
+            return None
         axis = part.value.axis or 0
         low, high = (jnp.moveaxis(x, axis, 0).astype(float) for x in found[0])
         return low.reshape(len(low), -1), high.reshape(len(high), -1)
 
-    try:
-        shapes = [jax.ShapeDtypeStruct(aval(x).shape, _in_float64(aval(x).dtype)) for x in axes]
-        with jax.enable_x64(True):
-            jax.eval_shape(ends, [(x, x) for x in shapes])
-    except _UnknownError:
-        return None
-    return ends
+    shapes = [jax.ShapeDtypeStruct(aval(x).shape, _in_float64(aval(x).dtype)) for x in axes]
+    with jax.enable_x64(True):
+        known = jax.eval_shape(ends, [(x, x) for x in shapes])
+    return None if known is None else ends
 
 
 def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
@@ -363,17 +357,11 @@ def _growing(equation: Equation, operands: list[Ends], fact: Fact) -> Any:
     return list(zip(low, high, strict=True)) if multiple else (low, high)
 
 
-def _falling(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
-    ((low, high),) = operands
-    return _bound(equation, high), _bound(equation, low)
-
-
-def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
-    """Returns the endpoints of an operation that is monotone in each of its two operands."""
-    first, second = operands
+def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
+    """Returns the endpoints of an operation that is monotone in each of its operands."""
     if equation.primitive.name == "mul" and equation.invars[0] is equation.invars[1]:
-        return _power(first, 2)
-    return hull([_bound(equation, x, y) for x in first for y in second])
+        return _power(operands[0], 2)
+    return hull([_bound(equation, *ends) for ends in itertools.product(*operands)])
 
 
 def _power(x: Ends, y: int) -> Ends:
@@ -474,8 +462,7 @@ def _product(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | Non
 
 _RULES: dict[str, Callable[[Equation, list[Ends], Fact], Any]] = {
     **dict.fromkeys(_GROWING, _growing),
-    **dict.fromkeys(_FALLING, _falling),
-    **dict.fromkeys(names("sub mul div pow"), _at_corners),
+    **dict.fromkeys(names("sub mul div pow neg rsqrt not"), _at_corners),
     **dict.fromkeys(_COMPARISONS, _compared),
     "convert_element_type": _converted,
     "abs": _absolute,

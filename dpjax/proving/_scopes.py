@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.extend.core as jex
@@ -15,6 +14,7 @@ from dpjax.proving._value import Abstract
 _DEPTH, MOST_STEPS = 16, 40
 
 
+@dataclasses.dataclass(eq=False)
 class Scope:
     """A program: the operation that computes each variable, and the abstract value of it.
 
@@ -25,14 +25,12 @@ class Scope:
         inputs: for an inner program, the variables that its caller passes.
     """
 
-    def __init__(
-        self,
-        jaxpr: jex.Jaxpr,
-        values: Mapping[jex.Var, Abstract | None] = MappingProxyType({}),
-        inputs: "Mapping[jex.Var, At]" = MappingProxyType({}),
-    ) -> None:
-        self.jaxpr, self.values, self.inputs = jaxpr, values, inputs
-        self.made = {v: e for e in jaxpr.eqns for v in e.outvars}
+    jaxpr: jex.Jaxpr
+    values: Mapping[jex.Var, Abstract | None] = dataclasses.field(default_factory=dict)
+    inputs: "Mapping[jex.Var, At]" = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.made = {v: e for e in self.jaxpr.eqns for v in e.outvars}
 
     def definition(self, atom: Atom) -> Equation | None:
         """Returns the operation that computes a variable; None for inputs and literals."""
