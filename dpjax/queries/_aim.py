@@ -380,7 +380,10 @@ class Plan:
     def reach(self, columns: Columns, norm: VectorNorm) -> Sensitivity:
         """Returns the sensitivity of the marginal of `columns` in the given norm."""
         counts = self.of_rows(histogram_query(self.cells(columns)))
-        return _outside(counts.sensitivity(norm, relation=self.relation))
+        known = counts.sensitivity(norm, relation=self.relation)
+        # Without the allowance for float rounding, because the values are integers.
+        plain = assume_sensitivity(known.value, norm=norm, relation=known.relation)
+        return dataclasses.replace(plain, privacy_unit=known.privacy_unit, notes=known.notes)
 
     @functools.cached_property
     def reach_of_scores(self) -> Sensitivity:
@@ -394,12 +397,6 @@ class Plan:
     def most_drawn(self) -> int:
         """Returns how many random numbers a release draws at most: one per candidate or cell."""
         return max(len(self.weights), *map(self.cells, self.weights))
-
-
-def _outside(known: Sensitivity) -> Sensitivity:
-    """Returns `known` without its allowance for float rounding, as the values are integers."""
-    plain = assume_sensitivity(known.value, norm=known.norm, relation=known.relation)
-    return dataclasses.replace(plain, privacy_unit=known.privacy_unit, notes=known.notes)
 
 
 def plan_of(
@@ -511,11 +508,7 @@ class _Run:
         return Measurement(columns, np.asarray(noisy).reshape(exact.shape), float(mechanism.scale))
 
     def choose(
-        self,
-        model: GraphicalModel,
-        rho: float,
-        measured: Sequence[Columns],
-        just_now: Sequence[Columns],
+        self, model: GraphicalModel, rho: float, measured: list[Columns], just_now: list[Columns]
     ) -> Columns:
         """Chooses a marginal where the model's error exceeds the noise. This costs `rho` / 10.
 

@@ -198,8 +198,7 @@ def private_k_means(
         inside, each = placed(slots)
 
         def totals(centers: jax.Array) -> list[jax.Array]:
-            pairs = zip(each, centers, strict=True)
-            return [_totals(inside, *pair, bits=bits) for pair in pairs]
+            return [_totals(inside, *pair, bits=bits) for pair in zip(each, centers, strict=True)]
 
         return of_each(key, totals)
 

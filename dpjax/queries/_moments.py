@@ -126,8 +126,8 @@ def private_mean(
     from_ends = count == 1 and sizes_differ(relation, by)
 
     def average(query: IntegerQuery, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
-        totals, interval = in_units_of(query.unit, value), (middle, half, low, high)
-        return _average(totals, n, query.unit, interval, from_ends).reshape(shape)
+        interval = (middle, half, low, high, query.unit)
+        return _average(in_units_of(query.unit, value), n, interval, from_ends).reshape(shape)
 
     return released(
         key,
@@ -143,11 +143,7 @@ def private_mean(
 
 @compiled
 def _average(
-    totals: jax.Array,
-    n: jax.Array | None,
-    unit: float,
-    interval: tuple[float, ...],
-    from_ends: bool,
+    totals: jax.Array, n: jax.Array | None, interval: tuple[float, ...], from_ends: bool
 ) -> jax.Array:
     """Computes averages from noisy sums.
 
@@ -155,7 +151,7 @@ def _average(
     `totals` are the sums of the records' differences from the middle of the interval. With
     `from_ends`, `totals` are instead the sums of distances from the upper and from the lower end.
     """
-    middle, half, low, high = interval
+    middle, half, low, high, unit = interval
     first, others = totals[:1], totals[1:]
     count = jnp.where(from_ends, (first + totals[1]) / 2, first)
     sums = jnp.where(from_ends, (others - first) / 2, others)

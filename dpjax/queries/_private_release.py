@@ -405,11 +405,8 @@ def _of_draws(
         factor = np.sort(flat.max(axis=1))[rank]
         reach = jax.tree.map(lambda r: r * factor, reach)
     low, high = jax.tree.map(np.subtract, value, reach), jax.tree.map(np.add, value, reach)
-    largest = statistic.largest
-    return (
-        jax.tree.map(lambda x, end: np.maximum(x, -end), low, largest),
-        jax.tree.map(np.minimum, high, largest),
-    )
+    low = jax.tree.map(lambda x, end: np.maximum(x, -end), low, statistic.largest)
+    return low, jax.tree.map(np.minimum, high, statistic.largest)
 
 
 def _whitened(matrices: np.ndarray) -> np.ndarray:
