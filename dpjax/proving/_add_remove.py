@@ -89,7 +89,7 @@ class PaddedWalk(Walk):
         operation apply.
         """
         if inner := called(equation):
-            found = self._exact_sum(equation, inner, operands)
+            found = self._exact_sum(equation, operands)
             found = found or self._looked_up(equation, operands)
             return found or self.inner_outputs(inner, operands)
         operation = operation_of(equation.primitive.name)
@@ -149,11 +149,9 @@ class PaddedWalk(Walk):
         fixed = place.axis is None and (x.fixed or value.apart == 0)
         return [_within_rows(Tracked(value, row, place, fixed))]
 
-    def _exact_sum(
-        self, equation: Equation, inner: Any, operands: list[Tracked]
-    ) -> list[Tracked] | None:
-        """Returns the value of an exact sum; None if the inner program is not an exact sum."""
-        if (kind := kind_of(equation, inner)) is None:
+    def _exact_sum(self, equation: Equation, operands: list[Tracked]) -> list[Tracked] | None:
+        """Returns the value of an exact sum; None for other operations."""
+        if (kind := kind_of(equation)) is None:
             return None
         if not isinstance(kind, (ExactSum, ExactCumulative, ExactScatter)):
             raise RefusalError(f"proofs under add-or-remove-one do not support {kind.title}")

@@ -456,11 +456,8 @@ def coordinates_of(inputs: Sequence[Abstract], public: RecordBounds) -> Coordina
 def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
     x = part.value
     assert x.axis is not None
-    shape = [size for k, size in enumerate(x.shape) if k != x.axis]
-    low, high, each = (
-        np.expand_dims(y.reshape(shape), x.axis)
-        for y in (found.low, found.high, rounding.up(found.each))
-    )
+    shape = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
+    low, high, each = (y.reshape(shape) for y in (found.low, found.high, rounding.up(found.each)))
     bound = float(rounding.up(found.bound))
     norms = {norm: bound} if norm != "linf" else {}
     return Tighter(x.axis, low, high, difference(each, x.shape, x.axis, whole=x.whole, **norms))

@@ -271,17 +271,17 @@ def transfer(
         (x,) = operands
         one = x.whole and x.low.min() >= 0 and x.l1_of_row < 2 and x.others.is_zero
         return False if one and tuple(params["axes"]) == (x.axis,) else None
-    if not name.startswith("scatter"):
+    if name not in ("scatter", "scatter-add", "scatter_add"):
         return None
     start, places, updates = operands
-    added = name in ("scatter-add", "scatter_add")
+    added = name != "scatter"
     known = start.is_known and updates.is_known and len(updates.shape) == 1
     # Each record must have one place. `scatter-add` must add 1 at this place. `scatter` must set a
     # number that is 1 more than every entry of `start`. Then an entry of the result says whether a
     # record has this place.
     known = known and places.shape == (*updates.shape, len(found.shape))
     by = updates.low if added else np.subtract.outer(updates.low, start.low)
-    if name not in ("scatter", "scatter-add", "scatter_add") or not known or (by != 1).any():
+    if not known or (by != 1).any():
         return None
     highest = np.broadcast_to(places.high, (*places.high.shape[:-1], places.shape[-1])).max(axis=0)
     inside = float(places.low.min()) >= 0 and bool((highest < np.array(found.shape)).all())

@@ -106,10 +106,8 @@ def lipschitz(
 
 def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array]:
     """Returns the interval (low, high), cut at 0 if the narrower `interval` is on one side of 0."""
-    return (
-        np.where(interval[0] >= 0, np.maximum(low, 0.0), low),
-        np.where(interval[1] <= 0, np.minimum(high, 0.0), high),
-    )
+    low = np.where(interval[0] >= 0, np.maximum(low, 0.0), low)
+    return low, np.where(interval[1] <= 0, np.minimum(high, 0.0), high)
 
 
 def nearest_to_zero(low: Array, high: Array) -> Array:

@@ -91,8 +91,8 @@ def stays_inexact(equation: Equation, *, refused: bool, seen: bool) -> bool:
         refused: whether the walk refused it.
         seen: whether the walk has seen a sum in the inner program of the operation.
     """
-    if refused and (inner := called(equation)) is not None:
-        return kind_of(equation, inner) is not None
+    if refused and called(equation) is not None:
+        return kind_of(equation) is not None
     if not refused and is_entered(equation) and (seen or called(equation) is not None):
         return False
     inside = [x for y in jex.jaxprs_in_params(equation.params) for x in equations(y)]
@@ -136,8 +136,8 @@ def _digest(kind: Kind, *specs: jax.ShapeDtypeStruct) -> str:
     return digest(_call(kind, *specs).params["jaxpr"])
 
 
-def kind_of(equation: Equation, inner: Any) -> Kind | None:
-    """Returns the exact sum, scatter or variance that an inner program computes; otherwise None.
+def kind_of(equation: Equation) -> Kind | None:
+    """Returns the exact sum, scatter or variance that an operation computes; otherwise None.
 
     A name alone proves nothing, because a user's program may have the same name. So the inner
     program must be equal to the program that this name encodes.
@@ -147,7 +147,7 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
     if kind is None or len(equation.invars) != (3 if isinstance(kind, ExactScatter) else 1):
         return None
     specs = list(map(_spec, equation.invars))
-    same = specs[-1].dtype in FLOATS and digest(inner) == _digest(kind, *specs)
+    same = specs[-1].dtype in FLOATS and digest(called(equation)) == _digest(kind, *specs)
     return kind if same else None
 
 
@@ -158,9 +158,8 @@ def exact_steps(jaxpr: jex.Jaxpr, line: str = "") -> tuple[str, ...]:
     """
     lines = list[str]()
     for equation in live(jaxpr):
-        inner, here = called(equation), source_line(equation) or line
-        kind = None if inner is None else kind_of(equation, inner)
-        if kind is None:
+        here = source_line(equation) or line
+        if (kind := kind_of(equation)) is None:
             for program in jex.jaxprs_in_params(equation.params):
                 lines += exact_steps(program, here)
             continue

@@ -246,9 +246,7 @@ EXP = _monotone(
 )  # fmt: skip
 
 
-EXPM1 = _monotone(
-    np.expm1, lambda low, high: np.exp(high), (-ALL, 40.0), modulus=_exp_modulus
-)  # fmt: skip
+EXPM1 = _monotone(np.expm1, lambda low, high: np.exp(high), (-ALL, 40.0), modulus=_exp_modulus)
 
 
 # The modulus is log(low + d) - log(low) = log1p(d / low).

@@ -58,15 +58,10 @@ def _moved(
 
     Norms of differences and of rows stay the same.
     """
-
-    def moved(d: Difference) -> Moves:
-        return move(d.each), d.l1, d.l2
-
-    kept: Any = dict(whole=x.whole, source=x.origin, apart=x.apart)
+    kept: Any = dict(whole=x.whole, source=x.origin, apart=x.apart, shape=shape, axis=axis)
     kept |= {"l1_of_row": x.l1_of_row, "l2_of_row": x.l2_of_row}
-    kept |= {"counts": (x.changed.count, x.others.count)}
-    kept |= {"shape": shape, "axis": axis} | more
-    return result_of(x, move(x.low), move(x.high), moved, **kept)
+    kept |= {"counts": (x.changed.count, x.others.count)} | more
+    return result_of(x, move(x.low), move(x.high), lambda d: (move(d.each), d.l1, d.l2), **kept)
 
 
 def same(x: Abstract, **_: Any) -> Abstract:
@@ -91,10 +86,8 @@ def broadcast(
     places = broadcast_dimensions
 
     def put(sizes: Sequence[int]) -> list[int]:
-        ones = [1] * len(shape)
-        for old, new in enumerate(places):
-            ones[new] = sizes[old]
-        return ones
+        kept = dict(zip(places, sizes, strict=True))
+        return [kept.get(k, 1) for k in range(len(shape))]
 
     def placed(d: Difference) -> Difference:
         return dataclasses.replace(d, each=d.each.reshape(put(d.each.shape)))

@@ -428,9 +428,8 @@ def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     low, high = _log_sum(x.low, x.shape, axes), _log_sum(x.high, x.shape, axes)
     size = np.maximum(np.abs(low), np.abs(high))
     width = float(x.high.max() - x.low.min())
-    error = _error(x, count) + rounding.unit(x.dtype) * (
-        rounding.elementary(x.dtype) * (1 + math.log(count)) + 8 * (size + width)
-    )
+    units = rounding.elementary(x.dtype) * (1 + math.log(count)) + 8 * (size + width)
+    error = _error(x, count) + rounding.unit(x.dtype) * units
     error = rounding.up(error + 2.0**-40 * (1 + size) + 64 * rounding.tiny(x.dtype) * (count + 1))
     if not np.isfinite(error).all():
         return None

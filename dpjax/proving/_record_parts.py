@@ -107,7 +107,7 @@ class RecordWalk(PaddedWalk):
         self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Tracked]
     ) -> list[Tracked]:
         inner, path = called(equation), self.path
-        plain = inner and kind_of(equation, inner) is None
+        plain = inner and kind_of(equation) is None
         try:
             outputs = super().outputs(jaxpr, equation, operands)
         except RefusalError:

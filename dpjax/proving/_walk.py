@@ -333,7 +333,7 @@ class Walk:
             return self.chosen(equation, operands)
         if not (inner := called(equation)):
             return self.ruled(equation, operands)
-        if (kind := exact_programs.kind_of(equation, inner)) is not None:
+        if (kind := exact_programs.kind_of(equation)) is not None:
             if (refusal := next((x.refusal for x in operands if x.refusal), None)) is not None:
                 raise refusal
             exact = kind.value(*operands)
