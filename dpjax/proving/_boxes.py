@@ -182,25 +182,18 @@ class Enclosure:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Diameter:
-    """Bounds on the distance of the rows g(x) and g(y), for any two records x and y.
+class Split(NamedTuple):
+    """The result of the search over boxes, for an array whose rows each depend on one record.
 
     Attributes:
-        bound: an upper bound on the distance, in the norm of the proof.
-        each: upper bounds on the distance in each entry.
-        low: lower bounds on g.
-        high: upper bounds on g.
         pair: the two records, among all sampled ones, whose rows are farthest apart.
-        boxes: the number of boxes for which g was bounded.
+        boxes: the number of boxes for which a row was bounded.
+        tighter: bounds for the proof of the whole program. They are tighter than those of a walk.
     """
 
-    bound: float
-    each: Array
-    low: Array
-    high: Array
     pair: tuple[Array, Array]
     boxes: int
+    tighter: dict[Key, Tighter]
 
 
 def norms(moves: Array, norm: str) -> Array:
@@ -211,7 +204,7 @@ def norms(moves: Array, norm: str) -> Array:
     return found * (1 + 2.0**-40)
 
 
-def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = None) -> Diameter:
+def farthest(part: Part, enclose: Enclosure, norm: str, end: float, fixed: Boxes | None) -> Split:
     """Bounds the distance of the rows g(x) and g(y) of any two records x and y.
 
     If `fixed` is given, y is an empty slot, and its row g(y) is `fixed`.
@@ -247,7 +240,17 @@ def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = No
     low, high = _hull(left)
     each = np.minimum(each, np.maximum(threshold, high - low) if len(alive) else threshold)
     low, high = _hull(left, *reach)
-    return Diameter(bound, np.minimum(each, bound), low, high, pair.records, enclose.count)
+    in_norm = {} if norm == "linf" else {norm: float(rounding.up(bound))}
+    facts = _facts(part.value, low, high, rounding.up(np.minimum(each, bound)), in_norm)
+    return Split(pair.records, enclose.count, dict.fromkeys(part.keys, facts))
+
+
+def _facts(x: Abstract, low: Array, high: Array, each: Array, norms: Any) -> Tighter:
+    """Returns bounds on the array x, from bounds on one row and on the distance of two rows."""
+    assert x.axis is not None
+    shape = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
+    low, high, each = (bound.reshape(shape) for bound in (low, high, each))
+    return Tighter(x.axis, low, high, difference(each, x.shape, x.axis, whole=x.whole, **norms))
 
 
 def _hull(boxes: Boxes, low: Any = np.inf, high: Any = -np.inf) -> tuple[Array, Array]:
@@ -367,18 +370,6 @@ class _Farthest:
         self.kept = points[best]
 
 
-class Split(NamedTuple):
-    """The result of the search over boxes, for an array whose rows each depend on one record.
-
-    Attributes:
-        diameter: bounds on the distance of any two rows.
-        tighter: bounds for the proof of the whole program. They are tighter than those of a walk.
-    """
-
-    diameter: Diameter
-    tighter: dict[Key, Tighter]
-
-
 def split(
     jaxpr: jex.Jaxpr,
     consts: Sequence[Any],
@@ -406,8 +397,7 @@ def split(
         if isinstance(public, PaddedRecordBounds):  # `present` is 0 for an empty slot.
             row = enclose.coordinates.repeated([*public.empty_row[:-1], 0.0])
             fixed = enclose(row, row)
-        diameter = farthest(enclose, norm, now + share, fixed)
-        found.append(Split(diameter, dict.fromkeys(part.keys, _facts(part, diameter, norm))))
+        found.append(farthest(part, enclose, norm, now + share, fixed))
     return found
 
 
@@ -451,16 +441,6 @@ def coordinates_of(inputs: Sequence[Abstract], public: RecordBounds) -> Coordina
     shapes, dtypes = [x.shape[1:] for x in inputs], [x.dtype for x in inputs]
     ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
     return Coordinates(list(map(Columns, map(slice, ends, ends[1:]), shapes, bounds, dtypes)))
-
-
-def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
-    x = part.value
-    assert x.axis is not None
-    shape = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
-    low, high, each = (y.reshape(shape) for y in (found.low, found.high, rounding.up(found.each)))
-    bound = float(rounding.up(found.bound))
-    norms = {norm: bound} if norm != "linf" else {}
-    return Tighter(x.axis, low, high, difference(each, x.shape, x.axis, whole=x.whole, **norms))
 
 
 def farthest_apart(

@@ -257,9 +257,9 @@ def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Pr
     tighter = {key: facts for one in splits for key, facts in one.tighter.items()}
     again = _proved(program, specs, public, norm, {}, tighter)
     best = min((found, again), key=lambda x: x.bound)
-    pairs = [one.diameter.pair for one in splits]
+    pairs = [one.pair for one in splits]
     reached = farthest_apart(program, specs, coordinates_of(inputs, public), pairs, norm)
-    boxes = sum(one.diameter.boxes for one in splits)
+    boxes = sum(one.boxes for one in splits)
     least, most = shown_number(reached, decimal.ROUND_FLOOR), shown_number(best.bound)
     said = f"after a split into {boxes:,} boxes, the truth is between {least} and {most}"
     if reached > 0:
