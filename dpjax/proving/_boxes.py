@@ -245,7 +245,7 @@ def farthest(part: Part, enclose: Enclosure, norm: str, end: float, fixed: Boxes
     return Split(pair.records, enclose.count, dict.fromkeys(part.keys, facts))
 
 
-def _facts(x: Abstract, low: Array, high: Array, each: Array, norms: Any) -> Tighter:
+def _facts(x: Abstract, low: Array, high: Array, each: Array, norms: dict[str, float]) -> Tighter:
     """Returns bounds on the array x, from bounds on one row and on the distance of two rows."""
     assert x.axis is not None
     shape = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
