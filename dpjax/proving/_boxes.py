@@ -91,6 +91,9 @@ class Coordinates:
     """The coordinates of a record in all arrays of a database.
 
     The methods make boxes and halve them. A box is a product of intervals, one for each coordinate.
+
+    Attributes:
+        arrays: the coordinates in each array.
     """
 
     arrays: Sequence[Columns]
@@ -134,7 +137,7 @@ class Coordinates:
         return lows, highs
 
     def inside(self, low: Array, high: Array) -> Array:
-        """Returns which boxes may contain a record: those that intersect all balls in `bounds`."""
+        """Returns which boxes may contain a record: those that intersect all balls of records."""
         found = np.ones(len(low), bool)
         for place, _, bound, dtype in self.arrays:
             if isinstance(bound, Ball):

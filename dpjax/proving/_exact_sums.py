@@ -153,6 +153,8 @@ class ExactSums(Named):
                 final = final + nearest(largest, rounding.unit(x.dtype))
             return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
+        # The rule checks the terms on the grid, whose ranges are wider. Only here, a range shows
+        # that a term is nearly 0.
         if not isinstance(self, ExactSum):
             check_surrounded(x, self.summed, 0.0)
         off = most_off(x, count, self.exponent)

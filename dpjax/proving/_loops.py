@@ -64,6 +64,7 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
     few = loop.length * len(live(loop.body)) <= _MOST_OPERATIONS
     if few and not loop.by_record:
         return loop.unrolled(run, tried)
+    # Whether an invariant bounds the loop: merged steps do not affect sums and counters.
     closes = loop.is_apart or not loop.others
     if not few and not closes:
         raise RefusalError(
