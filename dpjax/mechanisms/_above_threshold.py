@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from dpjax._core import _checks
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
@@ -74,8 +74,6 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     threshold: Scalar
     positives: int = static()
     monotone: bool = static()

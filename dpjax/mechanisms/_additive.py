@@ -46,8 +46,6 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     delta: Scalar = up()
     scale: Scalar
     noise: Noise = static()

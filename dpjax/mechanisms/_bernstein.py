@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import (
     KnowsSensitivity,
@@ -308,8 +308,6 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     degree: int = static()
     dims: int = static()
     order: int = static()

@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static
 from dpjax._core._types import Database, Key, PyTree, Value
-from dpjax._core._values import Oracle, Scalar, Sensitivity
+from dpjax._core._values import Oracle, Scalar
 from dpjax._tracing._lanes import program_of_a_number
 from dpjax._tracing._programs import Program, kept_jit
 from dpjax._tracing._shards import computing_now
@@ -92,8 +92,6 @@ class OracleCheck(SensitivityMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     score: Score = static()
     expected: _Expected = static()
     _calls_user = True

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
@@ -85,8 +85,6 @@ class ProposeTestRelease(QuantileMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     delta: Scalar = up()
     scales: Scalar = up()
     bound: Scalar

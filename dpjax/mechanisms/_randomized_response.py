@@ -10,9 +10,9 @@ import numpy as np
 import scipy
 
 from dpjax._core import _checks
-from dpjax._core._pytree import made, made_by_factory, static, up
+from dpjax._core._pytree import made, made_by_factory, static
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Scalar
 from dpjax._exact._numerics import is_float
 from dpjax.mechanisms._start import begin, count, sum_over_leaves
 from dpjax.random._release import flipped_one_hot, in_range, keep_or_lie
@@ -111,8 +111,6 @@ class RandomizedResponse(LocalMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     lie_weight: Weight
     categories: int = static()
 
@@ -288,8 +286,6 @@ class UnaryEncoding(LocalMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     truth_weight: Weight
     lie_weight: Weight
     categories: int = static()

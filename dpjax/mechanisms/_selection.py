@@ -16,7 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._losses import LogPmf, PairLoss
-from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype, is_float
@@ -107,8 +107,6 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     rule: SelectionRule = static()
     exact: bool = static(default=True)
     log_base: tuple[float, ...] | None = static(default=None)

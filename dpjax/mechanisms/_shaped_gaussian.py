@@ -41,8 +41,6 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     delta: Scalar = up()
     scale: Scalar
     noise: Noise = static()

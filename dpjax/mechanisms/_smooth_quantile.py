@@ -26,7 +26,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import down, made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_to_grid
 from dpjax._exact._limbs import Limbs
@@ -225,8 +225,6 @@ class SmoothQuantile(QuantileMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     delta: Scalar = up()
     shift: Scalar = down()
     decay: Scalar = down()

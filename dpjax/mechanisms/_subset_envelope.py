@@ -21,9 +21,9 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static
 from dpjax._core._types import Database, Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity, Target
+from dpjax._core._values import Scalar, Target
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._lanes import program_of_a_number
 from dpjax._tracing._programs import Program
@@ -226,8 +226,6 @@ class SubsetEnvelope(SensitivityMechanism):
         Those stated by the factory function that created the object.
     """
 
-    sensitivity: Sensitivity
-    epsilon: Scalar = up()
     target: Target = static()
     design: BlockDesign = static()
     lower: float = static()

@@ -16,7 +16,7 @@ from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._guarantee import SampledEvent
 from dpjax._core._losses import MOST_DIMS, PairLoss, Risk, kind_of_losses, risk_of_kinds
 from dpjax._core._open_ledgers import Drawing
-from dpjax._core._pytree import TreeSpec, changed
+from dpjax._core._pytree import TreeSpec, changed, frozen_pytree, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
     Guarantee,
@@ -34,11 +34,13 @@ from dpjax.release._draw import draw_of
 from dpjax.release._transaction import pay_and_draw
 
 
+@frozen_pytree
 class SensitivityMechanism(abc.ABC):
     """A mechanism that is private for any two values within its sensitivity (Definition 9).
 
-    Subclasses are frozen pytrees with these attributes, and define the abstract methods. Factory
-    functions with lower-case names check arguments, calibrate the noise and make mechanisms.
+    Subclasses are frozen pytrees, which inherit the fields `sensitivity` and `epsilon`, and define
+    the abstract methods. Factory functions with lower-case names check arguments, calibrate the
+    noise and make mechanisms.
 
     Attributes:
         sensitivity: the sensitivity that the noise is calibrated to.
@@ -50,10 +52,9 @@ class SensitivityMechanism(abc.ABC):
         (epsilon, delta)-indistinguishable. This implies (epsilon, delta, gamma)-random DP.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
-    epsilon: Scalar
-    delta: Scalar = 0.0
+    epsilon: Scalar = up()
+    delta = 0.0  # Some subclasses have a field of this name.
     _calls_user: ClassVar[bool] = False  # Whether the mechanism contains a function of the user.
     # Names of fields that are proportional to the sensitivity.
     _scales: ClassVar[tuple[str, ...]] = ()
