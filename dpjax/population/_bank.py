@@ -25,7 +25,7 @@ from dpjax.random._keys import sampling_key
 from dpjax.sweeps._axes import fingerprint_of_cell, outputs_of, words_of_cells
 from dpjax.sweeps._parts import Cut, Part
 from dpjax.sweeps._store import Store
-from dpjax.sweeps._work import Work
+from dpjax.sweeps._sweep import Work
 
 _LEAST_DRAWS = 200
 _MOST_DRAWS = 2**31 - 1

@@ -31,32 +31,25 @@ if TYPE_CHECKING:
     from dpjax.release._mechanism import SensitivityMechanism
 
 
-class Compiled:
-    """A compiled function that all mechanisms with the same pytree structure share.
+# `jax.jit` would compare the structures of nested dataclasses at every call, which takes longer
+# than drawing noise.
+@functools.lru_cache
+def _compiled(structure: TreeDef) -> tuple[QuickJit, set[tuple[np.dtype, TreeSpec, np.dtype]]]:
+    """Returns a compiled function that all mechanisms with this pytree structure share.
 
-    Attributes:
-        draw: a function of a mechanism's leaves, a key and a value, which returns the noisy value.
-        ahead: the inputs for which `draw` is already compiled: each entry has the dtype of the key,
-            the shapes and dtypes of the value, and JAX's default float dtype.
+    The function takes a mechanism's leaves, a key and a value, and returns the noisy value. The
+    set contains the inputs for which the function is already compiled: each entry has the dtype of
+    the key, the shapes and dtypes of the value, and JAX's default float dtype.
     """
 
-    def __init__(self, structure: TreeDef):
-        """Takes the pytree structure of a mechanism, as `jax.tree.flatten` returns it."""
+    def draw(numbers: list[Any], key: Key, value: Value) -> Value:
+        # Inside another program, the mechanism's numbers may be constants. XLA would fold these
+        # constants at compile time, and might then round a quotient differently. The barrier
+        # prevents this.
+        mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
+        return mechanism._draw(key_for_each(key, value), value)
 
-        def draw(numbers: list[Any], key: Key, value: Value) -> Value:
-            # Inside another program, the mechanism's numbers may be constants. XLA would fold these
-            # constants at compile time, and might then round a quotient differently. The barrier
-            # prevents this.
-            mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
-            return mechanism._draw(key_for_each(key, value), value)
-
-        self.draw = QuickJit(draw)
-        self.ahead = set[tuple[np.dtype, TreeSpec, np.dtype]]()
-
-
-# Draws of mechanisms with the same structure share one compiled function. `jax.jit` would compare
-# the structures of nested dataclasses at every call, which takes longer than drawing noise.
-_compiled = functools.lru_cache(Compiled)
+    return QuickJit(draw), set()
 
 
 class Draw:
@@ -80,8 +73,9 @@ class Draw:
         bare = Sensitivity(
             whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
         )
-        self.numbers, self._structure = jax.tree.flatten(changed(mechanism, sensitivity=bare))
-        self._compiled, self._kind = _compiled(self._structure), kind
+        self.numbers, structure = jax.tree.flatten(changed(mechanism, sensitivity=bare))
+        self._kind = kind
+        self._compiled, self._ahead = _compiled(structure)
         self._pieces = None
         if not self.is_traced:
             with computing_now():  # The result is cached, so it must not contain tracers.
@@ -97,7 +91,7 @@ class Draw:
             # If the target is part of the same program, XLA could compute its value twice and round
             # it differently each time. The noise does not hide the difference of the two roundings.
             value = jax.tree.map(written, value)
-        return self._compiled.draw(self.numbers, key, value)
+        return self._compiled(self.numbers, key, value)
 
     def outline(self, key: Key, value: Value) -> Value:
         """Returns the same noisy value as a call, but is only traced, and never run.
@@ -127,7 +121,7 @@ class Draw:
     def compile(self, mechanism: "SensitivityMechanism", key: Key) -> None:
         """Compiles all programs of a release; `key` only determines the key implementation."""
         kind = key.dtype, self._kind, jnp.result_type(float)
-        if kind in self._compiled.ahead:
+        if kind in self._ahead:
             return
         left = None
         if self._pieces is not None:
@@ -135,14 +129,14 @@ class Draw:
             zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in self._kind.leaves)
             self(key, jax.tree.unflatten(self._kind.structure, zeros))
         else:
-            left = compiling(self._compiled.draw.lower(self.numbers, key, self._kind.tree()))
+            left = compiling(self._compiled.lower(self.numbers, key, self._kind.tree()))
         try:
             self.accuracy(mechanism)
         finally:
             if left is not None:
                 # If XLA failed, this raises its error before the release is paid for.
                 left.result()
-        self._compiled.ahead.add(kind)
+        self._ahead.add(kind)
 
 
 class DrawOfAnother:
@@ -214,15 +208,12 @@ def _with_host_numbers(mechanism: "SensitivityMechanism", leaves: list[Any]) -> 
 
 def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
     """Whether a draw may run as several programs: nothing is traced, and no array is sharded."""
-    traced = _checks.any_traced(key, leaves)
-    return not traced and all(len(x.devices()) == 1 for x in leaves)
+    return not _checks.any_traced(key, leaves) and all(len(x.devices()) == 1 for x in leaves)
 
 
 def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
-    """Whether the programs of target and draw can be compiled before the release is paid for."""
-    if draw.is_traced:
-        return False
-    if not program.is_concrete or program.calls_host or _checks.any_traced(used):
+    """Whether the draw and the concrete program of a target can be compiled before payment."""
+    if draw.is_traced or program.calls_host or _checks.any_traced(used):
         return False
     # Programs are compiled ahead of time for the default device. A committed array may be on
     # another device, and then the compiled program could not be used.

@@ -27,12 +27,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, check_folder
-from dpjax._running._devices import AXIS, Device, Layout, row_of, within
+from dpjax._running._devices import AXIS, Device, Layout, platform_of, row_of, within
 from dpjax._tracing._host_calls import Role, sampled
 from dpjax._tracing._lanes import touching
 from dpjax._tracing._programs import kept_jit
 from dpjax.sensitivity._norms import distance
-from dpjax.sensitivity._order_statistics import select
+from dpjax.sensitivity._order_statistics import select, select_on_host
 from dpjax.sensitivity._pairs import RandomPair, rotated_pair
 
 _KIND = "checkpoint"
@@ -149,8 +149,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# If there are at most this many distances, the host selects the order statistic, which avoids a
-# compilation.
+# If there are at most this many distances, the host selects the order statistic of an accelerator,
+# which avoids a compilation.
 _FEW = 2**16
 # This many databases are evaluated twice, in a batch and alone, and the two values are compared. If
 # no operation mixes the lanes of a `vmap`, the values differ only by rounding. Rounding changes the
@@ -409,11 +409,10 @@ def _compiled_step(
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
     """Returns the k-th smallest distance over all hosts, and the coarsest resolution."""
-    if len(layout.local) == len(layout.devices) and block.distances.size <= _FEW:
-        distances = np.asarray(block.distances).reshape(-1)
-        # As in `select`, NaN and negative distances count as infinite, and -0.0 counts as 0.0.
-        ordered = np.where(distances >= 0, np.abs(distances), np.inf)
-        return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
+    quick = block.distances.size <= _FEW or platform_of(layout.devices[0]) == "cpu"
+    if quick and len(layout.local) == len(layout.devices):
+        selected = select_on_host(np.asarray(block.distances), k)
+        return float(selected), float(np.asarray(block.resolution).max())
     mesh = row_of(layout.devices)
     everywhere = jax.tree.map(
         lambda x: _joined([shard.data for shard in x.addressable_shards], mesh), block

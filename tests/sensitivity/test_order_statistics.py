@@ -67,8 +67,7 @@ def test_every_k_in_float64(x64):
     assert float(order_statistic(jnp.array([1.0, 1.0 + 2**-52, 2.0]), 2)) == 1.0 + 2**-52
 
 
-# Enough to be searched from a sample, and no multiple of a block; densities that are smooth or not,
-# ties, and orders that a sample of every 84th misreads.
+# Densities that are smooth or not, ties, and orders that a sample of every 84th misreads.
 COUNT = 600_011
 MANY = {
     "exponential": lambda rng: rng.standard_exponential(COUNT),
@@ -89,6 +88,7 @@ def test_many_distances(name):
     on_device = jnp.asarray(distances)
     for k in (1, 2, COUNT // 2, COUNT // 2 + 1, 570_123, COUNT - 1, COUNT):
         assert float(order_statistic(on_device, k)) == expected[k - 1], k
+    assert float(jax.jit(order_statistic)(on_device, 570_123)) == expected[570_122]
 
 
 def test_many_distances_in_float64(x64):
@@ -170,14 +170,13 @@ def primitives(jaxpr):
         yield from primitives(inner)
 
 
-@pytest.mark.parametrize("count", [10, COUNT])
-def test_nothing_is_sorted(count):
-    distances = jax.ShapeDtypeStruct((count,), jnp.float32)
+def test_nothing_is_sorted():
+    distances = jax.ShapeDtypeStruct((10,), jnp.float32)
     names = set(primitives(jax.make_jaxpr(lambda x: order_statistic(x, 3))(distances).jaxpr))
     assert not {name for name in names if "sort" in name or "top_k" in name}
     assert "sort" in set(primitives(jax.make_jaxpr(jnp.sort)(jnp.ones(10)).jaxpr))
 
 
-def test_few_distances_take_a_loop_of_known_length():
+def test_it_takes_a_loop_of_known_length():
     """An accelerator would wait for the host in every step of another."""
     assert "while" not in str(jax.make_jaxpr(select)(jnp.ones(8), jnp.uint32(1)))

@@ -15,7 +15,7 @@ import xarray
 import dpjax
 from dpjax._files import _chunk_files, _durable
 from dpjax._running import _devices, _progress
-from dpjax.sweeps import _store, _work
+from dpjax.sweeps import _store, _sweep
 
 XS, REPEATS, SIZE = (0.5, 1.0, 2.0), 4, 5
 
@@ -44,13 +44,13 @@ def swept(key, draw, tmp_path):
 def computed(monkeypatch):
     """The cells that are computed, in order, without those that fill up a chunk."""
     cells = []
-    compute = _work._run_chunk
+    compute = _sweep._run_chunk
 
     def logged(key, words, values, **settings):
         cells.extend(row for row in map(tuple, words.tolist()) if row not in cells)
         return compute(key, words, values, **settings)
 
-    monkeypatch.setattr(_work, "_run_chunk", logged)
+    monkeypatch.setattr(_sweep, "_run_chunk", logged)
     return cells
 
 
@@ -107,7 +107,7 @@ def test_an_extended_sweep_computes_its_own_cells_only(swept, computed, more, ce
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch, tmp_path, error):
     monkeypatch.setattr(random.Random, "shuffle", lambda self, ordered: None)
-    logged = _work._run_chunk
+    logged = _sweep._run_chunk
 
     def interrupted(*arguments, **settings):
         if len(computed) == 2 * SIZE:
@@ -115,7 +115,7 @@ def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch,
         return logged(*arguments, **settings)
 
     with monkeypatch.context() as context:
-        context.setattr(_work, "_run_chunk", interrupted)
+        context.setattr(_sweep, "_run_chunk", interrupted)
         with pytest.raises(error) as ended:
             swept()
     said = f"10 of 24 cells are saved in {tmp_path / 'sweep'}: the same call continues from there"
@@ -132,7 +132,7 @@ def test_without_a_folder_an_interruption_says_that_nothing_is_kept(swept, monke
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_work, "_run_chunk", interrupted)
+    monkeypatch.setattr(_sweep, "_run_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt) as ended:
         swept(path=None)
     assert "no cells are saved: with path=PATH" in ended.value.__notes__[0]
@@ -287,7 +287,7 @@ def impatient(monkeypatch):
         pauses.append(seconds)
         assert len(pauses) < 1000
 
-    monkeypatch.setattr(_work.time, "sleep", pause)
+    monkeypatch.setattr(_sweep.time, "sleep", pause)
     return pauses
 
 
@@ -314,7 +314,7 @@ def test_a_chunk_that_another_process_computes_is_awaited(swept, computed, impat
         (tmp_path / "sweep" / name).write_bytes(data)
 
     arrived = set()
-    _work.time.sleep = arrive  # The fixture puts it back.
+    _sweep.time.sleep = arrive  # The fixture puts it back.
     found = swept()
     xarray.testing.assert_equal(found, expected)
     assert found.attrs["cells_computed"] == len(computed) < 24
@@ -332,7 +332,7 @@ def test_the_chunk_of_a_dead_process_is_taken_over(swept, computed, impatient, t
         (tmp_path / "sweep" / f"{name}.claim").touch()
     dying = open(tmp_path / "sweep" / f"{name}.claim", "ab")  # noqa: SIM115
     assert _durable.try_lock(dying)
-    _work.time.sleep = lambda seconds: dying.close()
+    _sweep.time.sleep = lambda seconds: dying.close()
     computed.clear()
     xarray.testing.assert_equal(swept(), expected)
     assert len(computed) == 24
@@ -364,12 +364,12 @@ def test_the_chunk_size_is_that_of_the_process_that_came_first(swept, tmp_path):
 
 
 def test_a_failure_frees_what_was_claimed(swept, monkeypatch):
-    compute = _work._run_chunk
+    compute = _sweep._run_chunk
     with monkeypatch.context() as context:
-        context.setattr(_work, "_run_chunk", lambda *arguments, **settings: 1 / 0)
+        context.setattr(_sweep, "_run_chunk", lambda *arguments, **settings: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             swept()
-    assert _work._run_chunk is compute
+    assert _sweep._run_chunk is compute
     assert swept().attrs["cells_computed"] == 24
 
 
@@ -464,7 +464,7 @@ answer((found.value.values.tobytes(), found.attrs["cells_computed"]))
 
 
 @pytest.mark.slow
-def test_processes_that_share_a_folder_share_the_work(tmp_path, fork_python):
+def test_processes_that_share_a_folder_share_the_sweep(tmp_path, fork_python):
     """One of four is killed: the others do all of the rest, with the bits of a process alone."""
     expected, computed = fork_python(PLACE, path=str(tmp_path / "alone"))[1]()
     assert computed == 384

@@ -347,7 +347,7 @@ def test_what_is_written_to_between_two_choices_is_refused(key):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_outputs_that_do_not_fit_are_refused_before_work(key, name, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpjax.sweeps._work.Work._compute", None)
+    monkeypatch.setattr("dpjax.sweeps._sweep.Work._compute", None)
     function, message = FUNCTIONS[name]
     with pytest.raises(ValueError, match=message):
         dpjax.sweep(key, function, static={"n": [1, 2]}, path=tmp_path / "sweep")
