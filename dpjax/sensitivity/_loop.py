@@ -1,7 +1,6 @@
 """The sampling loop on the host: it sends chunks to devices and saves finished chunks."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -138,15 +137,11 @@ def sample_block(
     missing = sum(layout.pairs_in(chunk) for chunks, _ in probed + rest for chunk in chunks)
     block = empty_block(layout, known, pair.distance_dtype, pair.numbers)
 
-    def judge() -> tuple[()]:
-        """Raises an error if the probes refuse the target.
-
-        It returns an empty tuple, because `run` chains it with functions that return tasks.
-        """
+    def judge() -> None:
+        """Raises an error if the probes refuse the target."""
         nonlocal findings
         if probes is not None:
             findings = probes.judged(findings)
-        return ()
 
     def start(task: _Task) -> _Step:
         nonlocal block
@@ -179,13 +174,17 @@ def sample_block(
             missing -= drawn
             count(drawn)
 
-        def run(tasks: list[_Task], judged_after: int) -> None:
+        def steps(tasks: list[_Task], judged_after: int) -> Iterator[_Task]:
             # The host judges the probes between two tasks, while devices work on earlier tasks. It
             # does not judge them in `finish`, because `finish` also runs after an error, for every
             # step that was already started.
-            parts = (lambda: tasks[:judged_after], judge, lambda: tasks[judged_after:])
-            steps = itertools.chain.from_iterable(part() for part in parts)
-            run_in_flight(steps, start, finish, programs=programs, device=device)
+            yield from tasks[:judged_after]
+            judge()
+            yield from tasks[judged_after:]
+
+        def run(tasks: list[_Task], judged_after: int) -> None:
+            todo = steps(tasks, judged_after)
+            run_in_flight(todo, start, finish, programs=programs, device=device)
             judge()
 
         def enough() -> bool:

@@ -114,11 +114,11 @@ class RandomPair:
         oracle: maps a key to n + 1 records.
         norm: maps the difference of two values to a number.
         positions: "last", "average" or "each".
+        released: the target that a release calls, which does not multiply by A^-1.
         sums: the target as a function of a sum over records; None for other targets.
         two_records: maps a key and a position to the record at that position and its replacement.
             None unless records are independent and these two records determine the distance.
         shape: the norm, if it is a `NoiseShape`; None otherwise.
-        unmapped: the target without the multiplication by A^-1, if the norm is a `NoiseShape`.
         in_range: whether the norm is "range". Its resolution is then measured by "linf".
     """
 
@@ -126,10 +126,10 @@ class RandomPair:
     oracle: Program
     norm: Program
     positions: Positions
+    released: Program
     sums: SumOfRecords | None = None
     two_records: Program | None = None
     shape: NoiseShape | None = None
-    unmapped: Program | None = None
     in_range: bool = False
 
     @classmethod
@@ -152,14 +152,14 @@ class RandomPair:
         oracle_program = _traced_oracle(oracle, key, n)
         leaves = oracle_program.outputs.tree()
         database = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), leaves)
-        target_program = Program.trace("target", target, database)
-        shape = unmapped = None
+        target_program = released = Program.trace("target", target, database)
+        shape = None
         if isinstance(norm, NoiseShape):
-            _check_shape(norm, key, target_program)
-            shape, unmapped = norm, target_program
+            _check_shape(norm, key, released)
+            shape = norm
             # A release adds noise to A^-1 f, where A is the matrix of the noise shape. Distances
             # are measured between values of A^-1 f, so they include the rounding of this product.
-            target_program = target_program.followed_by(norm.mapped)
+            target_program = released.followed_by(norm.mapped)
             norm_of = norm_function("l2")
         value = target_program.outputs.tree()
         if in_range := isinstance(norm, str) and norm == "range":
@@ -174,7 +174,7 @@ class RandomPair:
         if [leaf.shape for leaf in norm_program.outputs.leaves] != [()]:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
-        pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
+        pair = cls(*programs, positions, released, shape=shape, in_range=in_range)
         # A shortcut computes the result of `finish`. With a `NoiseShape`, the target multiplies
         # this result by A^-1, so a shortcut would not compute the target's value.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
@@ -222,14 +222,6 @@ class RandomPair:
     def programs(self) -> tuple[Program, ...]:
         """Returns the programs of the functions that the caller passed."""
         return self.target, self.oracle, self.norm
-
-    @property
-    def released(self) -> Program:
-        """Returns the target that a release calls.
-
-        If there is a noise shape with matrix A, `self.target` also multiplies the value by A^-1.
-        """
-        return self.target if self.unmapped is None else self.unmapped
 
     @property
     def is_concrete(self) -> bool:

@@ -75,22 +75,21 @@ class Work:
         `shared` describes what the runs of all parts share.
         """
         store = self._store
-        self._sizes: list[int] = []
         self._runs: list[Json] = []
         with contextlib.nullcontext() if store is None else store.agreement():
             for part in self._parts:
                 known = None if store is None else store.chunk_size(part.fingerprint)
                 size = chunk_size or known or part.default_chunk_size(self._devices[0])
-                run = {**shared, "function": part.program.fingerprint, "chunk size": size}
-                self._sizes.append(size)
-                self._runs.append(run)
+                self._runs.append(
+                    {**shared, "function": part.program.fingerprint, "chunk size": size}
+                )
             if store is not None:
                 self._read(store)
         # Chunks consist of consecutive missing cells, so processes that start together make equal
         # chunks.
         self._chunks: list[list[np.ndarray]] = []
-        for size, there in zip(self._sizes, self.there, strict=True):
-            missing = np.flatnonzero(~there)
+        for run, there in zip(self._runs, self.there, strict=True):
+            size, missing = run["chunk size"], np.flatnonzero(~there)
             self._chunks.append([missing[x : x + size] for x in range(0, len(missing), size)])
         self._order = list(range(len(self._parts)))
         if store is not None:
@@ -129,7 +128,7 @@ class Work:
         own cells. So all chunks run the same program, and the bits of a chunk do not depend on
         other chunks.
         """
-        part, size, store = self._parts[i], self._sizes[i], self._store
+        part, size, store = self._parts[i], self._runs[i]["chunk size"], self._store
         layout = Layout(self._devices, len(chunks) * size, size)
         key = placed(self._key, layout)
         shape = [len(axis) for axis in self._axes]
@@ -199,7 +198,7 @@ class Work:
         """Returns a line of text about the cells that will be computed."""
         cells, known = f"{self.there.size:,} cells", f"{self.there.sum():,}"
         kept = "" if self._store is None else f" ({known} of them found in {self._store.path})"
-        sizes = " or ".join(f"{size:,}" for size in sorted(set(self._sizes)))
+        sizes = " or ".join(f"{x:,}" for x in sorted({run["chunk size"] for run in self._runs}))
         choices = f"{len(self._parts):,} choice" + "s" * (len(self._parts) > 1)
         return f"sweep: {choices} of static parameters, {cells}{kept}, {sizes} at a time"
 

@@ -351,7 +351,7 @@ def test_targets_whose_lanes_may_touch_are_looked_at_alone_everywhere(name):
 
     def probes(function):
         pair = sample(lambda database: function(jnp.sum(database)))
-        average = RandomPair(pair.target, pair.oracle, pair.norm, "average")
+        average = RandomPair(pair.target, pair.oracle, pair.norm, "average", pair.released)
         return _probes.probed_pairs(average, dpjax.operating_point(gamma=0.01))
 
     assert probes(jnp.sin) == 8
