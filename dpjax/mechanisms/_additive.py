@@ -18,7 +18,6 @@ from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Norm,
 from dpjax._exact._numerics import bisect, compute_dtype, outward
 from dpjax._tracing._shards import computing_now
 from dpjax.mechanisms._gaussian_multipliers import (
-    HAVE_MARGINS,
     analytic_multiplier,
     classical_multiplier,
     epsilon_of_multiplier,
@@ -180,7 +179,7 @@ def additive(
         delta = _checks.fraction("delta", delta)
     if multiplier is None:
         unit = 1 / epsilon
-    elif multiplier in HAVE_MARGINS:
+    elif multiplier in _CALIBRATIONS.values():
         unit = multiplier(epsilon, delta)
     else:
         unit = multiple_of(multiplier, epsilon, delta)
@@ -291,6 +290,7 @@ def discrete_laplace(
     return additive(sensitivity, epsilon, norm="l1", noise=drawn)
 
 
+# These multipliers already round outward, so `additive` does not measure their rounding error.
 _CALIBRATIONS = {"analytic": analytic_multiplier, "classical": classical_multiplier}
 
 
@@ -533,7 +533,6 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
     generator = np.random.default_rng(0)
     epsilons = _between(generator, *_EPSILONS)
     deltas = _between(generator, *_DELTAS) if delta is None else np.full(_TRIED, delta)
-    around = None
     # Both dtypes are tested at the same parameters, which the narrower of the two dtypes represents
     # exactly.
     epsilons, deltas = (np.asarray(x, dtype).astype(np.float64) for x in (epsilons, deltas))
@@ -544,14 +543,14 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
             with jax.enable_x64(True):
                 formula = jax.jit(jax.vmap(multiplier))
                 exact = np.asarray(formula(epsilons, deltas))
+                errors = np.abs(short / exact - 1)
                 if dtype == np.float64:
-                    around = _lost_around(formula, (epsilons, deltas), exact)
+                    errors = _lost_around(formula, (epsilons, deltas), exact)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         raise TypeError(
             "multiplier must be written in jax.numpy if its parameters are traced, but it needs the"
             " values of the parameters: rewrite it, or make the mechanism outside of jit"
         ) from error
-    errors = around if around is not None else np.abs(short / exact - 1)
     worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
     found = np.broadcast_to(errors, (_TRIED,))[worst]
     return (math.inf if np.isnan(found) else float(found)), float(epsilons[worst])

@@ -94,10 +94,6 @@ def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + _HOST_MARGIN + _TABLE_MARGIN)
 
 
-# These multipliers already round outward, so `additive` does not measure their rounding error.
-HAVE_MARGINS = frozenset((analytic_multiplier, classical_multiplier))
-
-
 def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     log_delta = jnp.log(delta)
 

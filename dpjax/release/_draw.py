@@ -64,9 +64,8 @@ class Draw:
         """Refuses values that the mechanism does not accept."""
         leaves = refuse_batch(mechanism)
         self.is_traced = _checks.any_traced(leaves)
-        arrays = kind.tree()
         mechanism._check_like_sampled(kind)
-        _with_host_numbers(mechanism, leaves)._check_value(arrays)
+        _with_host_numbers(mechanism, leaves)._check_value(kind.tree())
         # The noise does not depend on m, gamma or the identity of the samples. They are removed
         # here, because otherwise each new combination of them would be compiled again.
         whole = mechanism.sensitivity

@@ -214,7 +214,8 @@ class PrivateFunction:
         program = self._traced(kind)
         if self.mechanism.sensitivity.bounds is not None:
             _check_platform(records, convolves=runs_on_cpu_only(program.jaxpr.jaxpr))
-        draw = _draw_of(mechanism, program.outputs)
+        make = draw_of if isinstance(mechanism, SensitivityMechanism) else DrawOfAnother
+        draw = make(mechanism, program.outputs)
         step = _Step(key, records, kind, program, draw)
         release = pay_and_draw(
             lambda: self._drawn(step),
@@ -300,7 +301,7 @@ class PrivateFunction:
             return self._program
         target = kind.plan.target
         if isinstance(target, KnowsSensitivity):
-            target = self._unchanging(target)
+            target = self._unchanging(kind.plan.target)
         program = Program.trace("target", target, kind.records.tree())
         # The target was just traced, so the trace contains all changes of traced code. But code
         # that runs on the host was copied earlier, so check that it has not changed since then.
@@ -472,12 +473,6 @@ def privatize(
 def as_released(target: Target, sensitivity: Sensitivity) -> Target:
     """Returns the target, with records clamped first if a proof assumes clamped records."""
     return target if sensitivity.bounds is None else sensitivity.bounds.enforced_on(target)
-
-
-def _draw_of(mechanism: Mechanism, value: TreeSpec) -> Draw | DrawOfAnother:
-    if isinstance(mechanism, SensitivityMechanism):
-        return draw_of(mechanism, value)
-    return DrawOfAnother(mechanism, value)
 
 
 def accepting_values(mechanism: Mechanism) -> Mechanism:
