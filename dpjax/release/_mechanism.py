@@ -39,13 +39,13 @@ class SensitivityMechanism(abc.ABC):
     """A mechanism that is private for any two values within its sensitivity (Definition 9).
 
     Subclasses are frozen pytrees, which inherit the fields `sensitivity` and `epsilon`, and define
-    the abstract methods. Factory functions with lower-case names check arguments, calibrate the
-    noise and make mechanisms.
+    the abstract methods. The delta of the guarantee is 0, unless a subclass has a field `delta`.
+    Factory functions with lower-case names check arguments, calibrate the noise, and make
+    mechanisms.
 
     Attributes:
         sensitivity: the sensitivity that the noise is calibrated to.
         epsilon: the epsilon of the guarantee.
-        delta: the delta of the guarantee.
 
     Formal guarantees:
         A subclass promises that the releases of any two values within the sensitivity are
@@ -54,7 +54,7 @@ class SensitivityMechanism(abc.ABC):
 
     sensitivity: Sensitivity
     epsilon: Scalar = up()
-    delta = 0.0  # Some subclasses have a field of this name.
+    delta = 0.0
     _calls_user: ClassVar[bool] = False  # Whether the mechanism contains a function of the user.
     # Names of fields that are proportional to the sensitivity.
     _scales: ClassVar[tuple[str, ...]] = ()
