@@ -54,7 +54,7 @@ def theirs(step: float) -> tuple[np.ndarray, int]:
     latents = Latents.of(world.simulated, jax.random.key(0))
 
     def density(normal: jax.Array) -> jax.Array:
-        return world.log_prob((RELEASED,), latents.evaluate_flat(normal)["values"])
+        return world.log_prob((RELEASED,), latents.evaluate(normal)["values"])
 
     parameters = {
         "step_size": step,
@@ -77,7 +77,7 @@ def theirs(step: float) -> tuple[np.ndarray, int]:
     while float(state.tempering_param) < 1:
         state, _ = advance(jax.random.fold_in(jax.random.key(2), count), state)
         count += 1
-    theta = jax.vmap(lambda row: latents.evaluate_flat(row)["theta"])(state.particles)
+    theta = jax.vmap(lambda row: latents.evaluate(row)["theta"])(state.particles)
     return np.asarray(theta, np.float64), count
 
 

@@ -47,8 +47,7 @@ from dpjax.mechanisms._selection import exponential, permute_and_flip
 from dpjax.mechanisms._shaped_gaussian import shaped_gaussian
 from dpjax.mechanisms._smooth_quantile import smooth_quantile
 from dpjax.mechanisms._subset_envelope import subset_envelope
-from dpjax.population._ask import posterior
-from dpjax.population._bank import SimulationBank, simulation_bank
+from dpjax.population._bank import SimulationBank, posterior, simulation_bank
 from dpjax.population._confidence_set import ConfidenceSet, confidence_set
 from dpjax.population._posterior import Posterior
 from dpjax.population._widths import posterior_widths

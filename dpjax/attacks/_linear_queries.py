@@ -93,15 +93,25 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
     return transformed > transformed.shape[-1] / 2
 
 
+def common_floats(**named: ArrayLike) -> list[jax.Array]:
+    """Converts real arrays to one float dtype; errors call them by the names of the arguments."""
+    arrays = [jnp.asarray(_checks.real_arrays(*item)) for item in named.items()]
+    dtype = np.result_type(*(compute_dtype(x.dtype) for x in arrays))
+    return [x.astype(dtype) for x in arrays]
+
+
+def wrong_shape(wanted: str, *arrays: np.ndarray | jax.Array) -> ValueError:
+    """Returns the error about arrays that do not have the shapes that `wanted` states."""
+    return ValueError(f"{wanted}, got {' and '.join(str(list(x.shape)) for x in arrays)}")
+
+
 def _transformed(name: str, numbers: jax.Array) -> jax.Array:
-    array = jnp.asarray(_checks.real_arrays(name, numbers))
+    (array,) = common_floats(**{name: numbers})
     n = array.shape[-1] if array.ndim else 0
     if n.bit_count() != 1 or n > _MOST_RECORDS:
-        raise ValueError(
-            f"{name} must have shape (..., n) with n a power of two, at most {_MOST_RECORDS}, got"
-            f" {list(array.shape)}"
-        )
-    return _transform(array.astype(compute_dtype(array.dtype)))
+        wanted = f"{name} must have shape (..., n) with n a power of two, at most {_MOST_RECORDS}"
+        raise wrong_shape(wanted, array)
+    return _transform(array)
 
 
 @jax.jit
@@ -272,10 +282,7 @@ def queries_and_answers(queries: ArrayLike, answers: ArrayLike) -> tuple[np.ndar
 
 def _check_shapes(matrix: np.ndarray | jax.Array, noisy: np.ndarray | jax.Array) -> None:
     if matrix.ndim != 2 or 0 in matrix.shape or noisy.shape[-1:] != matrix.shape[:1]:
-        raise ValueError(
-            "queries must have shape (m, n) and answers (..., m), got"
-            f" {list(matrix.shape)} and {list(noisy.shape)}"
-        )
+        raise wrong_shape("queries must have shape (m, n) and answers (..., m)", matrix, noisy)
 
 
 def _host_array(name: str, values: ArrayLike) -> np.ndarray:
@@ -321,11 +328,9 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
         >>> dpjax.attacks.reconstruct_by_least_squares(queries, jnp.array([2, 1, 1])).tolist()
         [True, True, False]
     """
-    matrix = jnp.asarray(_checks.real_arrays("queries", queries))
-    noisy = jnp.asarray(_checks.real_arrays("answers", answers))
+    matrix, noisy = common_floats(queries=queries, answers=answers)
     _check_shapes(matrix, noisy)
-    dtype = np.promote_types(compute_dtype(matrix.dtype), compute_dtype(noisy.dtype))
-    return _solution(matrix.astype(dtype), noisy.astype(dtype)) > 0.5
+    return _solution(matrix, noisy) > 0.5
 
 
 @jax.jit
@@ -376,7 +381,7 @@ def reconstruct_by_linear_program(
     """
     matrix, noisy = queries_and_answers(queries, answers)
     if noisy.ndim != 1:
-        raise ValueError(f"answers must have shape (m,), got {list(noisy.shape)}")
+        raise wrong_shape("answers must have shape (m,)", noisy)
     limit = _checks.positive("seconds", seconds)
     m, n = matrix.shape
     # The variables are three vectors, `x`, `above` and `below`. The program minimizes sum(above) +

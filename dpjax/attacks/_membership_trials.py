@@ -6,16 +6,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Mechanism, Oracle, Release, Target
-from dpjax._exact._numerics import compute_dtype
 from dpjax._running._devices import fitting
 from dpjax._tracing._programs import Program, kept_jit
+from dpjax.attacks._linear_queries import common_floats, wrong_shape
 from dpjax.random._keys import check_sampling_key, sampling_key
 from dpjax.release._known_sensitivity import plan_of
 from dpjax.sensitivity._pairs import neighboring_pair
@@ -249,19 +248,11 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
         >>> dpjax.attacks.tracing_scores(records, means, population).round(2)
         Array([ 1.41, -1.41], dtype=float32)
     """
-    given = {"records": records, "means": means, "population": population}
-    arrays = [jnp.asarray(_checks.real_arrays(*item)) for item in given.items()]
-    dtype = np.result_type(*(compute_dtype(x.dtype) for x in arrays))
-    people, published, expected = (x.astype(dtype) for x in arrays)
+    people, published, expected = common_floats(records=records, means=means, population=population)
     if expected.ndim != 1 or published.shape != expected.shape:
-        raise ValueError(
-            "means and population must have one shape (d,), got"
-            f" {list(published.shape)} and {list(expected.shape)}"
-        )
+        raise wrong_shape("means and population must have one shape (d,)", published, expected)
     if people.shape[-1:] != expected.shape:
-        raise ValueError(
-            f"records must have shape (..., {len(expected)}), got {list(people.shape)}"
-        )
+        raise wrong_shape(f"records must have shape (..., {len(expected)})", people)
     return _scores(people, published, expected)
 
 

@@ -16,6 +16,7 @@ from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax._exact._numerics import compute_dtype, is_float
+from dpjax.attacks._linear_queries import wrong_shape
 from dpjax.attacks._membership_trials import many_runs, released_value
 from dpjax.random._keys import check_sampling_key, sampling_key
 
@@ -265,10 +266,8 @@ def one_of_each_model(
     values = jnp.asarray(_checks.real_arrays(name, scores))
     inside = jnp.asarray(_checks.booleans("members", members))
     if values.ndim != 2 or values.shape != inside.shape:
-        raise ValueError(
-            f"{name} and members must both have the shape (models, records), got"
-            f" {values.shape} and {inside.shape}"
-        )
+        wanted = f"{name} and members must both have the shape (models, records)"
+        raise wrong_shape(wanted, values, inside)
     return values.astype(jnp.result_type(float)), inside
 
 
@@ -288,12 +287,8 @@ def _likelihood_ratios(
 
 def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance) -> _Fit:
     weights = chosen.astype(values.dtype)
-    # For each attacked model, these are sums over all other models: the total minus the attacked
-    # model's term.
-    count, total, squares = (
-        jnp.sum(terms, axis=0, keepdims=True) - terms
-        for terms in (weights, weights * values, weights * values**2)
-    )
+    parts = (weights, weights * values, weights * values**2)
+    count, total, squares = map(_summed_over_others, parts)
     mean = total / jnp.maximum(count, 1.0)
     deviations = jnp.maximum(squares - count * mean**2, 0.0)
     freedom = jnp.maximum(count - 1, 0.0)
@@ -378,10 +373,8 @@ def rmia(
     of_records, inside = one_of_each_model("likelihoods", likelihoods, members)
     of_population = jnp.asarray(_checks.real_arrays("population", population))
     if of_population.ndim != 2 or len(of_population) != len(of_records):
-        raise ValueError(
-            f"population must have the shape (models, others) with {len(of_records)} models, got"
-            f" {of_population.shape}"
-        )
+        wanted = f"population must have the shape (models, others) with {len(of_records)} models"
+        raise wrong_shape(wanted, of_population)
     of_population = of_population.astype(of_records.dtype)
     return _robust_scores(of_records, inside, of_population, threshold, slope, mode=mode)
 
@@ -407,16 +400,19 @@ def _robust_scores(
     return _part_at_most(of_population / p_z, of_records / p_x / threshold)
 
 
+def _summed_over_others(terms: jax.Array) -> jax.Array:
+    """Returns, for each attacked model, the sum over all other models: the total minus its term."""
+    return jnp.sum(terms, axis=0, keepdims=True) - terms
+
+
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
     """Averages over the chosen models except the attacked model.
 
     If no chosen model is left, averages over all models except the attacked model.
     """
     weights = chosen.astype(values.dtype)
-    count, total = (
-        jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)
-    )
-    plain = (jnp.sum(values, axis=0, keepdims=True) - values) / max(len(values) - 1, 1)
+    count, total = map(_summed_over_others, (weights, weights * values))
+    plain = _summed_over_others(values) / max(len(values) - 1, 1)
     return jnp.where(count > 0, total / jnp.maximum(count, 1.0), plain)
 
 

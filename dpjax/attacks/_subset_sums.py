@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpjax._core import _checks
-from dpjax._exact._numerics import compute_dtype, is_float
+from dpjax._exact._numerics import is_float
+from dpjax.attacks._linear_queries import common_floats, wrong_shape
 
 # With 20 records there are 2^20 subsets, and every further record doubles this number.
 _MOST_RECORDS = 20
@@ -42,13 +42,9 @@ def subset_counts(database: jax.Array) -> jax.Array:
     """
     database = jnp.asarray(_checks.real_arrays("database", database))
     if database.ndim != 1 or len(database) > _MOST_RECORDS:
-        raise ValueError(
-            f"database must have shape (n,) with n at most {_MOST_RECORDS}, got"
-            f" {list(database.shape)}"
-        )
+        raise wrong_shape(f"database must have shape (n,), n at most {_MOST_RECORDS}", database)
     # Sums of narrow integers, such as int8, would wrap around.
-    real = is_float(database)
-    return _counts(database if real else database.astype(int))
+    return _counts(database if is_float(database) else database.astype(int))
 
 
 def subset_distortions(answers: jax.Array) -> jax.Array:
@@ -81,14 +77,11 @@ def subset_distortions(answers: jax.Array) -> jax.Array:
         >>> dpjax.attacks.subset_distortions(answers).tolist()
         [1.0, 0.0, 1.0, 1.0]
     """
-    answers = jnp.asarray(_checks.real_arrays("answers", answers))
+    (answers,) = common_floats(answers=answers)
     n = answers.size.bit_length() - 1
     if answers.shape != (2**n,) or not 1 <= n <= _MOST_RECORDS:
-        raise ValueError(
-            f"answers must have shape (2^n,) with n from 1 to {_MOST_RECORDS}, got"
-            f" {list(answers.shape)}"
-        )
-    return _distortions(answers.astype(compute_dtype(answers.dtype)))
+        raise wrong_shape(f"answers must have shape (2^n,), n from 1 to {_MOST_RECORDS}", answers)
+    return _distortions(answers)
 
 
 def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
@@ -226,15 +219,10 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
         >>> float(dpjax.attacks.subset_error(jnp.array([0.5, 0.5, 0.5]), jnp.array([1, 1, 0])))
         1.0
     """
-    published = jnp.asarray(_checks.real_arrays("table", table))
-    truth = jnp.asarray(_checks.real_arrays("database", database))
+    published, truth = common_floats(table=table, database=database)
     if published.shape != truth.shape or published.ndim == 0:
-        raise ValueError(
-            "table and database must have one shape (..., n), got"
-            f" {list(published.shape)} and {list(truth.shape)}"
-        )
-    dtype = np.promote_types(compute_dtype(published.dtype), compute_dtype(truth.dtype))
-    errors = published.astype(dtype) - truth.astype(dtype)
+        raise wrong_shape("table and database must have one shape (..., n)", published, truth)
+    errors = published - truth
     return jnp.maximum(jnp.sum(jnp.maximum(errors, 0), -1), jnp.sum(jnp.maximum(-errors, 0), -1))
 
 
@@ -272,5 +260,5 @@ def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
         >>> dpjax.attacks.reconstruct_from_noisy_table(table).tolist()
         [True, False, True]
     """
-    published = jnp.asarray(_checks.real_arrays("table", table))
-    return published.astype(compute_dtype(published.dtype)) > 0.5
+    (published,) = common_floats(table=table)
+    return published > 0.5

@@ -1,12 +1,13 @@
 """Plots of results; drawing a plot imports matplotlib."""
 
-from dpjax.plotting._attacks import recovered_fraction, roc_curve
 from dpjax.plotting._population import confidence_set, posterior
 from dpjax.plotting._privacy import (
     audit_curve,
     gamma_by_record,
     ledger_history,
     privacy_profile,
+    recovered_fraction,
+    roc_curve,
     tradeoff,
 )
 from dpjax.plotting._releases import noise, release_with_error, released_function

@@ -55,10 +55,7 @@ def posterior(
             ...
         TypeError: posterior must be made by dpjax.posterior, got float
     """
-    if not isinstance(posterior, Posterior):
-        raise TypeError(
-            f"posterior must be made by dpjax.posterior, got {type(posterior).__name__}"
-        )
+    _check_made("posterior", posterior, Posterior)
     name, place = _number(posterior._draws, number)
     left = (1 - _checks.fraction("confidence", confidence)) / 2
     column = Draws(posterior._draws.columns[place])
@@ -120,11 +117,7 @@ def confidence_set(
             ...
         TypeError: confidence_set must be made by dpjax.confidence_set, got float
     """
-    if not isinstance(confidence_set, ConfidenceSet):
-        raise TypeError(
-            "confidence_set must be made by dpjax.confidence_set, got"
-            f" {type(confidence_set).__name__}"
-        )
+    _check_made("confidence_set", confidence_set, ConfidenceSet)
     thetas, p_values = confidence_set.searched()
     draws = Draws(jax.tree.map(np.asarray, thetas))
     name, place = _number(draws, number)
@@ -143,6 +136,12 @@ def confidence_set(
     )
     drawn.set(xlabel=with_unit(name, unit), ylabel="p-value")
     return legend_above(drawn)
+
+
+def _check_made(name: str, value: object, wanted: type) -> None:
+    """Refuses an object that the function `name` of dpjax did not make."""
+    if not isinstance(value, wanted):
+        raise TypeError(f"{name} must be made by dpjax.{name}, got {type(value).__name__}")
 
 
 def _number(draws: Draws, number: str | None) -> tuple[str, int]:

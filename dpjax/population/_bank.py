@@ -1,11 +1,14 @@
-"""`simulation_bank`: simulates populations and databases once, to be weighted for any release."""
+"""`posterior` of a population's parameters, given a release, and `simulation_bank`.
+
+A bank simulates populations and databases once, to be weighted for any release.
+"""
 
 import contextlib
 import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program, check_concrete
 from dpjax.population._laws import OneOrSeveral
 from dpjax.population._posterior import Draws, Posterior
+from dpjax.population._tempered import tempered_posterior
 from dpjax.population._world import Model, NumberOfRecords, World
 from dpjax.random._keys import sampling_key
 from dpjax.sweeps._axes import fingerprint_of_cell, outputs_of, words_of_cells
@@ -223,24 +227,9 @@ def simulation_bank(
         del values  # A sweep passes traced parameters, but a bank has none.
         return world.simulated(key)
 
-    found = _computed(key, simulated, draws, path, progress, chunk_size, mesh)
-    values = jax.tree.map(jnp.asarray, found["values"])
-    return SimulationBank(jax.tree.map(jnp.asarray, found["theta"]), values, world)
-
-
-def _computed(
-    key: Key,
-    function: Callable[[Key, PyTree], PyTree],
-    draws: int,
-    path: str | os.PathLike[str] | None,
-    progress: bool,
-    chunk_size: int | None,
-    mesh: Mesh | None,
-) -> PyTree:
-    """Computes the results for all draws in chunks, as a sweep computes its repeats."""
     if chunk_size is not None:
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
-    program = Program.trace("model", function, jax.ShapeDtypeStruct((), key.dtype), {})
+    program = Program.trace("model", simulated, jax.ShapeDtypeStruct((), key.dtype), {})
     check_concrete("model", "call simulation_bank", program)
     cell = fingerprint_of_cell(())
     words = words_of_cells([cell], np.arange(draws))
@@ -251,4 +240,116 @@ def _computed(
         work = Work(key, [part], (), draws, devices, store)
         work.begin(shared, chunk_size)
         work.finish(progress=progress)
-    return jax.tree.unflatten(program.outputs.structure, [array[0] for array in work.values])
+    arrays = [jnp.asarray(array[0]) for array in work.values]
+    found = jax.tree.unflatten(program.outputs.structure, arrays)
+    return SimulationBank(found["theta"], found["values"], world)
+
+
+def posterior(
+    key: Key,
+    release: Release | Value | Sequence[Release],
+    private: OneOrSeveral,
+    *,
+    prior: Callable[[Key], PyTree],
+    model: Model,
+    n: NumberOfRecords,
+    capacity: int | None = None,
+    draws: int = 100_000,
+    method: Literal["weighted", "tempered"] = "weighted",
+) -> Posterior:
+    """The posterior of a population's parameters, given a release about a sample of it.
+
+    `Release.interval` is about the exact value on the clamped records of the database. The
+    posterior is about the population that the records come from: it accounts for noise, clamping
+    and sampling error together.
+
+    Args:
+        key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
+        release: a `Release`, or its value; or a list of several releases about one database.
+        private: the private function that made the release: `dpjax.privatize(target, mechanism)`;
+            or a function of a key and a database that asks one private statistic of `dpjax.queries`
+            or of a `dpjax.PrivateTable`; or a list of such functions. It runs on simulated
+            databases in JAX, so its Python code must not depend on their numbers.
+        prior: `prior(key)` draws the parameters of a population, a pytree of real arrays, from
+            the public belief before the release.
+        model: `model(key, theta, n)` draws n records of a population.
+        n: the number of records. If it is private, a function that computes it from theta.
+        capacity: the public number of slots, if the release took `PaddedRecords`.
+        draws: the number of simulated populations. For "tempered", a few thousand are enough.
+        method: "weighted" simulates from the prior and weights the draws. "tempered" moves the
+            populations toward the release, in steps. Use it for more than about five released
+            numbers, where hardly any population of the prior is near the release. It takes longer,
+            and its result is valid for one release only. It stores its draws with all of their
+            records, a sixteenth at a time.
+
+    Returns:
+        A `Posterior`. If you will condition on further releases of the same private function, make
+        a `dpjax.simulation_bank` first: it answers in milliseconds.
+
+    Raises:
+        TypeError: if the key is not a typed key, `private` does not release the numbers that one
+            mechanism draws, prior or model is not a function, or theta or the release does not hold
+            real arrays.
+        ValueError: if a size is out of range, the release or the databases of the model are not
+            like those of the private function, the release shows another scale, bound or public
+            number of records, one release is given twice, no simulated database comes near the
+            release, the effective size is below 100, or prior or model use their keys in a way that
+            tempering does not support.
+
+    Formal guarantees:
+        Post-processing: prior, model, target and mechanism are public, and only the release comes
+        from the private database. So the guarantee of the release does not change, however its
+        sensitivity was found. The weight of draw j is proportional to the density of the release
+        given f(D_j), where f(D_j) is computed, clamped and rounded as in a release. NaN and
+        failures of host programs become the same public values. So the weighted draws converge to
+        the exact posterior, for every f. The density is that of the ideal noise at the drawn scale:
+        the tables of the noise and the grid of the release change probabilities by less than 1e-3.
+        An average or a regression is computed from noisy sums. The release keeps these sums, and
+        the posterior uses their density. The release is refused if it is far from all simulated
+        databases: even from the nearest one, its noise would be drawn less than once in a million
+        times.
+
+        Tempered draws converge to the same posterior. All random numbers that `jax.random` draws
+        for a population become functions of normal numbers. The Markov moves of these numbers leave
+        their law, times a power of the density, unchanged, even if the density has no derivative.
+        Sixteen independent runs are compared to estimate the error, and this gives the effective
+        size.
+
+    Source:
+        Gong (2022), "Exact Inference with Approximate Computation for Differentially Private Data
+        via Perturbations"; Kish (1965) for the effective size; Del Moral, Doucet and Jasra (2006),
+        "Sequential Monte Carlo samplers"; Murray, Adams and MacKay (2010), "Elliptical slice
+        sampling"; Beskos, Pinski, Sanz-Serna and Stuart (2011), "Hybrid Monte Carlo on Hilbert
+        spaces".
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> clipped_mean = lambda waits: jnp.mean(jnp.clip(waits, 0, 2))
+        >>> private = dpjax.privatize(clipped_mean, dpjax.laplace(2 / 200, epsilon=0.5))
+        >>> waits = jax.random.exponential(jax.random.key(1), (200,)) * 1.5
+        >>> release = private(dpjax.random.seeded_key(0), waits)
+        >>> found = dpjax.posterior(
+        ...     dpjax.random.seeded_key(2),
+        ...     release,
+        ...     private,
+        ...     prior=lambda key: jax.random.uniform(key, minval=0.3, maxval=3.0),
+        ...     model=lambda key, mean, n: mean * jax.random.exponential(key, (n,)),
+        ...     n=200,
+        ...     draws=10_000,
+        ... )
+        >>> low, high = found.interval()
+        >>> bool(low < 1.5 < high)
+        True
+    """
+    _checks.choice("method", method, ("weighted", "tempered"))
+    if method == "tempered":
+        key = sampling_key(key)
+        _checks.host_only("posterior", key, "the draws of your own model")
+        world = World.of(key, private, prior, model, n, capacity)
+        return tempered_posterior(key, world, world.read(release), draws)
+    bank = simulation_bank(
+        key, private, prior=prior, model=model, n=n, capacity=capacity, draws=draws
+    )
+    return bank.posterior(release)

@@ -14,7 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
-from dpjax.population._laws import Law, Releases, check_distinct, fits
+from dpjax.population._laws import Law, OneOrSeveral, Releases, as_several, check_distinct, fits
 from dpjax.population._posterior import tree_of
 from dpjax.population._search import MOST_DIMS, Search, margins, p_value
 from dpjax.population._world import Model, NumberOfRecords, Population
@@ -37,7 +37,7 @@ class Simulation:
         population: draws databases.
         statistic: computes the compared numbers from the values of the releases.
         seeds: the number of simulated releases.
-        like: an example of theta, a pytree of numbers.
+        like: shapes and dtypes of theta, a pytree.
     """
 
     privates: tuple[Releases, ...]
@@ -140,19 +140,19 @@ class ConfidenceSet:
             p, margins = (np.asarray(x).reshape(-1, *x.shape[2:])[: len(part)] for x in both)
             p = np.round(p.astype(np.float64) * (self.seeds + 1)) / (self.seeds + 1)
             found.append((p, margins))
-        ps, every = map(np.concatenate, zip(*found, strict=True))
-        return ps, every
+        p_values, every = map(np.concatenate, zip(*found, strict=True))
+        return p_values, every
 
     def _search(self, free: np.ndarray, fixed: np.ndarray) -> Search:
         """Returns a search over the parameters where `free` is true; others have values `fixed`.
 
         The search is over a unit cube, to which the bounds of the free parameters are mapped.
         """
-        low, high = self._ends
+        low, high = (end[free] for end in self._ends)
 
         def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             rows = np.tile(fixed, (len(points), 1))
-            rows[:, free] = low[free] + points * (high - low)[free]
+            rows[:, free] = low + points * (high - low)
             return self._p_values(rows)
 
         dims = int(free.sum())
@@ -266,9 +266,8 @@ class ConfidenceSet:
                 " not fit the release"
             )
         first, last = self._ends
-        ends = (np.asarray(first + x * (last - first), np.float64) for x in (low, high))
-        found_low, found_high = (tree_of(end, self.bounds[0]) for end in ends)
-        return found_low, found_high
+        low, high = (tree_of(first + x * (last - first), self.bounds[0]) for x in (low, high))
+        return low, high
 
     def searched(self) -> tuple[PyTree, np.ndarray]:
         """All parameters that the search of `interval` evaluated, for a plot.
@@ -284,11 +283,7 @@ class ConfidenceSet:
 
     def _read(self, theta: PyTree) -> tuple[np.ndarray, np.ndarray]:
         """Converts theta to a vector of numbers, and returns which are nuisance parameters."""
-
-        def is_free(node: object) -> bool:
-            return node is None
-
-        leaves, structure = jax.tree.flatten(theta, is_leaf=is_free)
+        leaves, structure = jax.tree.flatten(theta, is_leaf=lambda node: node is None)
         wanted, of_bounds = jax.tree.flatten(self.bounds[0])
         likes = structure == of_bounds and all(
             leaf is None or np.shape(leaf) == np.shape(x)
@@ -299,11 +294,12 @@ class ConfidenceSet:
                 f"theta must be like the bounds, {_checks.described(self.bounds[0])}, got"
                 f" {_checks.shown(theta)}"
             )
-        rows = [
-            np.full(np.size(x), np.nan) if leaf is None else np.ravel(_number("theta", leaf))
-            for leaf, x in zip(leaves, wanted, strict=True)
-        ]
-        row = np.concatenate(rows)
+        row = np.concatenate(
+            [
+                np.full(np.size(x), np.nan) if leaf is None else np.ravel(_number("theta", leaf))
+                for leaf, x in zip(leaves, wanted, strict=True)
+            ]
+        )
         return row, np.isnan(row)
 
     def __repr__(self) -> str:
@@ -325,7 +321,7 @@ class ConfidenceSet:
 def confidence_set(
     key: Key,
     release: Release | Value | Sequence[Release],
-    private: Releases | Sequence[Releases],
+    private: OneOrSeveral,
     *,
     model: Model,
     n: NumberOfRecords,
@@ -414,33 +410,20 @@ def confidence_set(
             f" {confidence:g}, got {seeds}"
         )
     ends = _bounds(bounds)
-    privates: Any = tuple(private) if isinstance(private, (list, tuple)) else (private,)
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(float)), ends[0]
-    )
+    privates = as_several(private)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.result_type(float)), ends[0])
     spec = jax.eval_shape(sampling_key, key)
     draws = tuple(_draw_of(one, key, population, spec, like) for one in privates)
-    simulation = Simulation(
-        privates,
-        draws,
-        population,
-        _checks.function("statistic", statistic or _all),
-        seeds,
-        ends[0],
-    )
+    statistic = _checks.function("statistic", statistic or (lambda value: value))
+    simulation = Simulation(privates, draws, population, statistic, seeds, like)
     observed = _observed(simulation, release)
     return ConfidenceSet(confidence, ends, seeds, simulation, key, observed)
-
-
-def _all(value: Value) -> Value:
-    return value
 
 
 def _draw_of(
     private: Any, key: Key, population: Population, spec: Any, theta: PyTree
 ) -> Callable[[Key, Database], Value]:
     """Returns the JAX function by which a private function draws the value of a release."""
-    _checks.function("private", private)
     if isinstance(private, PrivateFunction):
         law = Law.of(private, key, population.database, spec, theta)
         return lambda key, database: law.draw(key, law.exact(database))
@@ -460,9 +443,7 @@ def _observed(simulation: Simulation, release: Any) -> jax.Array:
         database = simulation.population.database(sampling_key(key), theta)
         return [draw(key, database) for draw in simulation.draws]
 
-    dtype = jnp.result_type(float)
-    theta = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), dtype), simulation.like)
-    wanted = jax.eval_shape(simulated, jax.eval_shape(lambda: seeded_key(0)), theta)
+    wanted = jax.eval_shape(simulated, jax.eval_shape(lambda: seeded_key(0)), simulation.like)
     given = [x.value if isinstance(x, Release) else x for x in values]
     given = jax.tree.map(lambda x: _checks.host_numbers("release", x), given)
     check_distinct(simulation.privates, values)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -36,7 +37,6 @@ class _Source:
     """
 
     law: Literal["bits", "key", "uniform", "normal"]
-
     shape: tuple[int, ...]
     dtype: np.dtype
     needed: int
@@ -58,9 +58,9 @@ class _Source:
         return [len(x) for x in np.array_split(np.arange(self.needed), count)]
 
     @property
-    def latent(self) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of the standard normal numbers that `drawn` takes."""
-        return jax.ShapeDtypeStruct((len(self._pieces), *self.shape), jnp.result_type(float))
+    def latent(self) -> tuple[int, ...]:
+        """Returns the shape of the standard normal numbers that `drawn` takes."""
+        return len(self._pieces), *self.shape
 
     def drawn(self, normal: jax.Array) -> jax.Array:
         """Computes the draw, which has the distribution `law`, from standard normal numbers."""
@@ -87,12 +87,12 @@ class Latents:
     them, are differentiable. A loop that draws by rejection gets a key that consists of such bits.
 
     Attributes:
-        specs: shapes and dtypes of the normal numbers.
-        evaluate: maps the normal numbers to the outputs; JAX code.
+        sizes: for each draw of the program, how many normal numbers it is computed from.
+        evaluate: maps one vector of all normal numbers to the outputs; JAX code.
     """
 
-    specs: tuple[jax.ShapeDtypeStruct, ...]
-    evaluate: Callable[[Sequence[jax.Array]], PyTree]
+    sizes: tuple[int, ...]
+    evaluate: Callable[[jax.Array], PyTree]
 
     @classmethod
     def of(cls, function: Callable[[Key], PyTree], key: Key) -> "Latents":
@@ -108,57 +108,47 @@ class Latents:
         first.run(program)
         sources = _distinct(first.sources)
         places = [[s.same for s in sources].index(one.same) for one in first.sources]
+        sizes = [math.prod(source.latent) for source in sources]
 
-        def under(key: Key, normal: Sequence[jax.Array]) -> PyTree:
-            each = [source.drawn(x) for source, x in zip(sources, normal, strict=True)]
+        def under(key: Key, normal: jax.Array) -> PyTree:
+            ends = itertools.accumulate(sizes)
+            each = [
+                source.drawn(normal[end - size : end].reshape(source.latent))
+                for source, size, end in zip(sources, sizes, ends, strict=True)
+            ]
             drawn = [each[place] for place in places]
             return jax.tree.unflatten(structure, _Walk(key, drawn).run(program))
 
-        specs = tuple(source.latent for source in sources)
-        found = cls(specs, functools.partial(under, key))
-        found._check_that_keys_do_not_count(under, key)
-        return found
+        _check_that_keys_do_not_count(under, key, sum(sizes))
+        return cls(tuple(sizes), functools.partial(under, key))
 
     @property
     def size(self) -> int:
         """Returns the number of normal numbers."""
-        return sum(math.prod(spec.shape) for spec in self.specs)
+        return sum(self.sizes)
 
     @property
     def places(self) -> jax.Array:
         """Returns, for each normal number, the index of the draw that is computed from it."""
-        sizes = [math.prod(spec.shape) for spec in self.specs]
-        return jnp.repeat(jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=self.size)
+        sizes = np.array(self.sizes, int)
+        return jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=self.size)
 
-    def evaluate_flat(self, normal: jax.Array) -> PyTree:
-        """Computes the outputs from one vector that contains all normal numbers."""
-        parts, start = list[jax.Array](), 0
-        for spec in self.specs:
-            end = start + math.prod(spec.shape)
-            parts.append(normal[start:end].reshape(spec.shape))
-            start = end
-        return self.evaluate(parts)
 
-    def _check_that_keys_do_not_count(self, under: Callable[[Key, Any], PyTree], key: Key) -> None:
-        """Raises an error if outputs depend on the key even when the normal numbers are fixed."""
-        row = jax.random.normal(jax.random.key(1), (self.size,))
-        others = [jax.random.fold_in(key, i) for i in range(_OTHER_KEYS)]
-
-        def under_key(key: Key) -> Latents:
-            return dataclasses.replace(self, evaluate=functools.partial(under, key))
-
-        program = jax.jit(lambda key: under_key(key).evaluate_flat(row))
-        one = jax.tree.leaves(program(key))
-        for other in others:
-            two = jax.tree.leaves(program(other))
-            same = [
-                np.array_equal(a, b, equal_nan=is_float(a)) for a, b in zip(one, two, strict=True)
-            ]
-            if not all(same):
-                raise ValueError(
-                    "prior and model must pass their keys only to functions of jax.random if"
-                    ' method="tempered": otherwise, use method="weighted"'
-                )
+def _check_that_keys_do_not_count(
+    under: Callable[[Key, jax.Array], PyTree], key: Key, size: int
+) -> None:
+    """Raises an error if outputs depend on the key even when the normal numbers are fixed."""
+    row = jax.random.normal(jax.random.key(1), (size,))
+    program = jax.jit(lambda key: under(key, row))
+    one = jax.tree.leaves(program(key))
+    for i in range(_OTHER_KEYS):
+        two = jax.tree.leaves(program(jax.random.fold_in(key, i)))
+        same = [np.array_equal(a, b, equal_nan=is_float(a)) for a, b in zip(one, two, strict=True)]
+        if not all(same):
+            raise ValueError(
+                "prior and model must pass their keys only to functions of jax.random if"
+                ' method="tempered": otherwise, use method="weighted"'
+            )
 
 
 class _Walk:

@@ -78,23 +78,21 @@ class Law:
             database: draws a database, from arguments of the shapes `given`.
             given: shapes and dtypes.
         """
-        found: list[Inside] = []
-        values: list[TreeSpec] = []
-        accuracies = [UNKNOWN]
+        found: list[tuple[Inside, TreeSpec, Accuracy]] = []
 
         def released(key: Key, *arguments: PyTree) -> Value:
-            records = database(*arguments)
+            records, accuracy = database(*arguments), UNKNOWN
             plan, value = _simulated(private, records)
-            found.append(plan)
-            values.append(TreeSpec.of(value))
             if isinstance(private, PrivateFunction):
                 with simulating(lambda plan, value: plan.mechanism.unpaid_draw(key, value)):
                     made = private(key, records).accuracy
-                accuracies.append(Accuracy(made.kind, made.public))
+                accuracy = Accuracy(made.kind, made.public)
+            found.append((plan, TreeSpec.of(value), accuracy))
             return _drawn(plan, key, value)
 
         published = TreeSpec.of(jax.eval_shape(released, key, *given))
-        law = cls(private, found[-1], published, values[-1], published, accuracies[-1])
+        plan, values, accuracy = found[-1]
+        law = cls(private, plan, published, values, published, accuracy)
         if isinstance(private, PrivateFunction):
             return law
         return law._as_held(_example(database, given))
@@ -165,13 +163,11 @@ class Law:
         """
         release = self._run(database, None)
         numbers = _numbers_in(release)
-        if not all(hasattr(x, "shape") for x in jax.tree.leaves(numbers)):
+        ordered = jax.tree.leaves(_in_order(numbers, self.published))
+        sizes = [getattr(x, "size", None) for x in ordered]
+        if sizes != [x.size for x in self.published.leaves]:
             raise TypeError(_lost(self.name))
-        held = TreeSpec.of(numbers)
-        law = dataclasses.replace(self, held=held, accuracy=release.accuracy)
-        ordered = jax.tree.leaves(_in_order(held.tree(), self.published))
-        if [x.size for x in ordered] != [x.size for x in self.published.leaves]:
-            raise TypeError(_lost(self.name))
+        law = dataclasses.replace(self, held=TreeSpec.of(numbers), accuracy=release.accuracy)
         if release.accuracy.measured is not None:
             return law
         noisy = jax.eval_shape(
@@ -221,8 +217,9 @@ class Law:
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
                     f"{name} must match the releases of {self.name} on databases of the model, with"
-                    f" {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}: pass"
-                    " the private function, n and capacity that made the release"
+                    f" {fact}={json.dumps(here.get(fact)):.100}, got"
+                    f" {fact}={json.dumps(there.get(fact)):.100}: pass the private function, n and"
+                    " capacity that made the release"
                 )
 
 
@@ -257,14 +254,10 @@ def _example(database: Callable[..., Database], given: Sequence[PyTree]) -> Data
     """Draws a database for tests. The values of its numbers do not matter."""
 
     def made() -> Database:
-        numbers = (
-            jax.tree.map(
-                lambda x: sampling_key(seeded_key(1)) if is_key(x) else jnp.ones(x.shape, x.dtype),
-                one,
-            )
-            for one in given
+        key = sampling_key(seeded_key(1))
+        return database(
+            *jax.tree.map(lambda x: key if is_key(x) else jnp.ones(x.shape, x.dtype), given)
         )
-        return database(*numbers)
 
     return jax.jit(made)()
 
@@ -319,11 +312,6 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, (int, float)):
         return math.isclose(one, other, rel_tol=_CLOSE)
     return one == other
-
-
-def _short(fact: Any) -> str:
-    text = json.dumps(fact)
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _lost(name: str) -> str:
@@ -392,8 +380,6 @@ def as_several(private: OneOrSeveral) -> tuple[Releases, ...]:
 
 
 def _takes_key_and_database(private: Any) -> bool:
-    if not callable(private):
-        return False
     try:
         inspect.signature(private).bind("key", "database")
     except TypeError:

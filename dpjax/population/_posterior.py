@@ -62,11 +62,9 @@ class Draws:
 
     def mean(self, weights: np.ndarray) -> PyTree:
         """Returns the weighted average of every number, in float64."""
-
-        def average(leaf: Any) -> np.ndarray:
-            return np.tensordot(weights, np.asarray(leaf, np.float64), 1)
-
-        return jax.tree.map(average, self.tree)
+        return jax.tree.map(
+            lambda leaf: np.tensordot(weights, np.asarray(leaf, np.float64), 1), self.tree
+        )
 
     def quantiles(self, weights: np.ndarray, levels: tuple[float, ...]) -> list[PyTree]:
         """Returns weighted quantiles: a pytree like theta for each level.
@@ -130,20 +128,17 @@ class Posterior:
                 " prior or the model excludes it, or another private function made it"
             )
         if effective_size < LEAST_SIZE:
-            needed = count * 2 * LEAST_SIZE / effective_size
-            if is_tempered:
-                raise ValueError(
-                    f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
-                    f" {count:,} draws: the draws come from independent runs, and the results of"
-                    f" these runs disagree. Ask for about {needed:.1g} draws, or give fewer"
-                    " released numbers at once"
-                )
+            wanted = f"about {count * 2 * LEAST_SIZE / effective_size:.1g} draws"
+            advice = (
+                f"the results of independent runs disagree. Ask for {wanted}"
+                if is_tempered
+                else "few simulated databases have values near the release. Ask dpjax.posterior for"
+                ' method="tempered", which moves databases toward the release, or for'
+                f" {wanted}; or take a narrower prior from public knowledge"
+            )
             raise ValueError(
-                f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of "
-                f"{count:,} draws: few simulated databases have values near the release. Ask "
-                'dpjax.posterior for method="tempered", which moves databases toward the '
-                f"release, or for about {needed:.1g} draws; or take a narrower prior from public "
-                "knowledge, or give fewer released numbers at once"
+                f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
+                f" {count:,} draws: {advice}, or give fewer released numbers at once"
             )
         return cls(weights, effective_size, draws)
 
@@ -247,13 +242,12 @@ class Posterior:
         return xarray.Dataset(variables, {"chain": [0], "draw": np.arange(draws)})
 
     def __repr__(self) -> str:
-        low, high = self.interval()
-        ends = zip(*map(jax.tree.leaves, (self.mean, low, high)), strict=True)
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(self.theta)]
-        texts = [_with_ends(np.asarray(x), np.asarray(a), np.asarray(b)) for x, a, b in ends]
+        low, high = map(jax.tree.leaves, self.interval())
+        means, _ = jax.tree_util.tree_flatten_with_path(self.mean)
         named = [
-            f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {text}" if path else text
-            for path, text in zip(paths, texts, strict=True)
+            (f"{jax.tree_util.keystr(path, simple=True, separator='.')}: " if path else "")
+            + _with_ends("", np.asarray(mean), np.asarray(a), np.asarray(b))
+            for (path, mean), a, b in zip(means, low, high, strict=True)
         ]
         size = f"effective size {self.effective_size:,.0f} of {len(self.weights):,}"
         return f"Posterior({', '.join(named)} ({_CONFIDENCE:.0%}), {size})"

@@ -155,8 +155,6 @@ def _around_the_mean(points: jax.Array) -> tuple[jax.Array, jax.Array]:
 Evaluate: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Computes p-values, shape (count,), and margins of points in [0, 1]^d, shape (count, d)."""
 
-_Evaluated: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-
 MOST_DIMS = 6
 _UNITS = 2**22  # The corners of cells are multiples of 1 / _UNITS.
 _FIRST = (32, 8, 4, 2, 2, 1)  # The number of initial cells along each axis, for 1 to 6 axes.
@@ -202,25 +200,19 @@ class Search:
     def __init__(self, evaluate: Evaluate, alpha: float, dims: int, numbers: int = 1):
         self._evaluate, self._alpha, self._dims, self._numbers = evaluate, alpha, dims, numbers
         self._places: dict[tuple[int, ...], int] = {}
-        self._found: list[_Evaluated] = []
+        # All evaluated points, in units of 1 / _UNITS, and their p-values and margins.
+        self._found: list[np.ndarray] = []
         self._place = np.stack(np.unravel_index(np.arange(3**dims), (3,) * dims), axis=1)
 
     @property
     def points(self) -> np.ndarray:
         """Returns all points that were evaluated so far."""
-        return self._all()[0] / _UNITS
+        return self._found[0] / _UNITS
 
     @property
     def p_values(self) -> np.ndarray:
         """Returns the p-values of all `points`."""
-        return self._all()[1]
-
-    def _all(self) -> _Evaluated:
-        """Returns all evaluated points in units of 1 / _UNITS, and their p-values and margins."""
-        if len(self._found) > 1:
-            points, p_values, margins = map(np.concatenate, zip(*self._found, strict=True))
-            self._found = [(points, p_values, margins)]
-        return self._found[0]
+        return self._found[1]
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the least and the largest coordinates of the cells that are not left out.
@@ -275,7 +267,7 @@ class Search:
         return np.asarray(cells.widths.max(axis=1) > 2)
 
     def _upper_at_points(self) -> np.ndarray:
-        _, p_values, margins = self._all()
+        _, p_values, margins = self._found
         return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
     def _inner(self) -> np.ndarray:
@@ -283,7 +275,7 @@ class Search:
 
         These are all evaluated points whose upper p-value exceeds alpha.
         """
-        inside = self._all()[0][self._upper_at_points() > self._alpha]
+        inside = self._found[0][self._upper_at_points() > self._alpha]
         if not len(inside):
             return np.full(2 * self._dims, -np.inf)
         return np.concatenate([-inside.min(axis=0), inside.max(axis=0)])
@@ -300,9 +292,11 @@ class Search:
             start = len(self._places)
             self._places.update((key, start + i) for i, key in enumerate(new))
             rows = np.array(new)
-            self._found.append((rows, *self._evaluate(rows / _UNITS)))
+            found = [rows, *self._evaluate(rows / _UNITS)]
+            together = zip(self._found, found, strict=True)
+            self._found = list(map(np.concatenate, together)) if start else found
         rows = np.array([self._places[key] for key in keys]).reshape(places.shape[:2])
-        _, p_values, margins = self._all()
+        _, p_values, margins = self._found
         return p_values[rows], margins[rows]
 
     def _tested(self, lows: np.ndarray, widths: np.ndarray) -> _Cells:

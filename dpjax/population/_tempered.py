@@ -16,8 +16,11 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
 
-from dpjax._core._types import Key, PyTree
+from dpjax._core import _checks
+from dpjax._core._types import Key, PyTree, Value
 from dpjax.population._latents import Latents
+from dpjax.population._posterior import Draws, Posterior
+from dpjax.population._world import World
 
 Density: TypeAlias = Callable[[jax.Array], jax.Array]
 """Takes a row of normal numbers to the log density of the release, which is finite."""
@@ -149,6 +152,7 @@ def on_an_ellipse(
 
 ISLANDS = 16  # The number of independent runs, whose differences show the error.
 _SHARE = 0.5  # The effective fraction of particles after each rise of t.
+_LEAST_TEMPERED = 16 * ISLANDS
 _HALVINGS = 30  # The steps of the bisection that finds the next t.
 _MOVES, _LAST_MOVES = 4, 12  # The number of moves at each t, and at t = 1.
 _ACCEPTED = 0.7  # Step sizes adapt until this fraction of paths is accepted.
@@ -202,7 +206,7 @@ def tempered(
     """
 
     def density(normal: jax.Array) -> jax.Array:
-        found = log_density(latents.evaluate_flat(normal)["values"])
+        found = log_density(latents.evaluate(normal)["values"])
         return jnp.where(found > _LEAST, found, _LEAST)  # This also replaces NaN.
 
     def island(key: Key) -> Islands:
@@ -215,7 +219,7 @@ def tempered(
             functools.partial(_risen, density, latents.places),
             _State(key_run, zero, normal, log, zero, jnp.asarray(0.5, log.dtype)),
         )
-        theta = jax.vmap(lambda row: latents.evaluate_flat(row)["theta"])(state.particles)
+        theta = jax.vmap(lambda row: latents.evaluate(row)["theta"])(state.particles)
         return Islands(theta, state.log_density, state.log_evidence)
 
     return jax.jit(lambda keys: lax.map(island, keys))(jax.random.split(key, ISLANDS))
@@ -329,3 +333,40 @@ def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
             if error > 0:
                 found.append(float(away**2 @ weights / error))
     return min(found)
+
+
+def tempered_posterior(
+    key: Key, world: World, released: tuple[Value, ...], draws: int
+) -> Posterior:
+    """Computes the posterior by tempering. Runs have equal sizes, so `draws` is rounded up."""
+    draws = _checks.integer("draws", draws, least=_LEAST_TEMPERED)
+    key_latents, key_runs = jax.random.split(key)
+    found = tempered(
+        key_runs,
+        Latents.of(world.simulated, key_latents),
+        lambda values: world.log_prob(released, values),
+        -(-draws // ISLANDS),
+    )
+    theta = Draws(jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), found.theta))
+    weights = weights_of(found)
+    size = effective_size(theta.columns, weights)
+    _check_runs(runs_that_count(weights), len(weights))
+    posterior = Posterior.of(theta, weights, size, is_tempered=True)
+    world.check_explained(float(np.max(found.log_density)))
+    return posterior
+
+
+def _check_runs(agreeing: float, draws: int) -> None:
+    """Raises an error if runs disagree on the probability of the release.
+
+    If runs disagree, the draws of some runs, or of all runs, did not reach the posterior. The
+    effective size compares only average parameters of the runs, so it may not show this error. If
+    no draw is compatible with the release, another check raises the error.
+    """
+    if 0 < agreeing < ISLANDS / 2:
+        raise ValueError(
+            f"draws must be more than {draws:,}: {ISLANDS} independent runs disagree on how likely"
+            f" the release is. Each run has a weight, and only about {agreeing:.1f} runs have a"
+            " large one. Ask for several times as many draws, or give fewer released numbers at"
+            " once"
+        )

@@ -10,7 +10,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
 from dpjax.population._bank import SimulationBank, simulation_bank
-from dpjax.population._posterior import LEAST_SIZE
+from dpjax.population._posterior import LEAST_SIZE, Draws
 from dpjax.population._world import Model, World
 from dpjax.random._keys import check_key, sampling_key
 from dpjax.release._privatize import PrivateFunction
@@ -110,14 +110,12 @@ def posterior_widths(
         cells.append([_measured(one, k, repeats, confidence) for one, k in given])
         for loss, cell in zip(losses, cells[-1], strict=True):
             _check_size(size, loss, cell, bank.draws)
+    axes = {"n": sizes, "epsilon": losses, "repeat": np.arange(repeats)}
     variables: dict[str, Any] = {
-        name: (
-            ("n", "epsilon", "repeat"),
-            np.array([[cell[name] for cell in row] for row in cells]),
-        )
+        name: (tuple(axes), np.array([[cell[name] for cell in row] for row in cells]))
         for name in cells[0][0]
     }
-    return xarray.Dataset(variables, {"n": sizes, "epsilon": losses, "repeat": np.arange(repeats)})
+    return xarray.Dataset(variables, axes)
 
 
 def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) -> SimulationBank:
@@ -149,23 +147,24 @@ def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
 
 def _measured(bank: SimulationBank, key: Key, repeats: int, confidence: float) -> _Cell:
     """Simulates releases, each about a new population, and measures how wide posteriors are."""
-    found: dict[str, list[float]] = {}
+    sizes: list[float] = []
+    ends: list[tuple[PyTree, PyTree, PyTree]] = []
     keys = jax.random.split(key, 2 * repeats)
     draw = jax.jit(bank.draw_release)
+    levels = ((1 - confidence) / 2, (1 + confidence) / 2)
     for i in range(repeats):
         theta = jax.jit(bank._world.prior)(sampling_key(keys[2 * i]))
-        truth = [float(x) for leaf in jax.tree.leaves(theta) for x in np.ravel(leaf)]
         released = draw(keys[2 * i + 1], theta)
         weights, size, _ = bank._weigh(bank._world.read(released), bank.values)
-        found.setdefault("effective_size", []).append(float(size))
-        levels = ((1 - confidence) / 2, (1 + confidence) / 2)
-        ends = bank._theta_on_host.quantiles(np.asarray(weights, np.float64), levels)
-        low, high = (
-            [float(x) for leaf in jax.tree.leaves(e) for x in np.ravel(leaf)] for e in ends
-        )
-        names = bank._theta_on_host.names
-        for name, a, b, true in zip(names, low, high, truth, strict=True):
-            suffix = "" if len(names) == 1 else f"_{name}"
-            found.setdefault(f"width{suffix}", []).append(b - a)
-            found.setdefault(f"contains{suffix}", []).append(float(a <= true <= b))
-    return {name: np.array(values) for name, values in found.items()}
+        sizes.append(float(size))
+        low, high = bank._theta_on_host.quantiles(np.asarray(weights, np.float64), levels)
+        ends.append((low, high, theta))
+    lows, highs, truths = jax.tree.map(lambda *x: np.stack(x), *ends)
+    names = bank._theta_on_host.names
+    columns = (Draws(tree).columns for tree in (lows, highs, truths))
+    found = {"effective_size": np.array(sizes)}
+    for name, low, high, true in zip(names, *columns, strict=True):
+        suffix = "" if len(names) == 1 else f"_{name}"
+        found[f"width{suffix}"] = high - low
+        found[f"contains{suffix}"] = ((low <= true) & (true <= high)).astype(float)
+    return found

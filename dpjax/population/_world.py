@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import jax
@@ -133,9 +133,7 @@ class World:
     def log_prob(self, released: tuple[Value, ...], values: tuple[Value, ...]) -> jax.Array:
         """Returns the log density of the releases given the exact values, up to a constant."""
         given = zip(self.laws, released, values, strict=True)
-        logs = [law.log_prob(output, value) for law, output, value in given]
-        dtype = jnp.result_type(float)
-        return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
+        return _added(law.log_prob(output, value) for law, output, value in given)
 
     def check_explained(self, log_density: float) -> None:
         """Refuses releases that the model cannot explain: they are far from all simulated releases.
@@ -160,12 +158,12 @@ class World:
     @functools.cached_property
     def _largest(self) -> jax.Array:
         """Returns the largest log density that additive noise can have: its density at 0."""
-        zeros = [
-            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), x.values.tree()) for x in self.laws
-        ]
-        given = zip(self.laws, zeros, strict=True)
-        logs = [law.plan.mechanism.log_prob(zero, zero) for law, zero in given]
-        return functools.reduce(jnp.add, (log.astype(jnp.result_type(float)) for log in logs))
+
+        def at_zero(law: Law) -> jax.Array:
+            zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), law.values.tree())
+            return law.plan.mechanism.log_prob(zero, zero)
+
+        return _added(map(at_zero, self.laws))
 
     def read(self, release: Any) -> tuple[Value, ...]:
         """Returns the arrays of the releases.
@@ -183,3 +181,8 @@ class World:
         check_distinct([law.private for law in self.laws], given)
         read = zip(self.laws, given, strict=True)
         return tuple(law.read(f"release[{i}]", one) for i, (law, one) in enumerate(read))
+
+
+def _added(logs: Iterable[jax.Array]) -> jax.Array:
+    """Returns the sum of log densities, which may have different dtypes."""
+    return functools.reduce(jnp.add, (log.astype(jnp.result_type(float)) for log in logs))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from dpjax._core import _checks
 from dpjax._core._labels import FOUND, Axis, Labels
 from dpjax._core._open_ledgers import Account, simulation, told
 from dpjax._core._records import PaddedRecords, Parts
@@ -24,21 +25,16 @@ from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
 from dpjax.queries._counts import histogram_query
 from dpjax.queries._group_keys import WithCounts, group_keys, integers_of
-from dpjax.queries._moments import (
-    released_moments,
-)
 from dpjax.queries._people import PerPerson
-from dpjax.queries._private_release import Terms
 from dpjax.queries._query import IntegerQuery
-from dpjax.queries._second_moments import Moments, moments_query, sums_of_moments
+from dpjax.queries._second_moments import moments_query, sums_of_moments
 from dpjax.random._keys import secure_key
 from dpjax.random._release import resized
 from dpjax.release._privatize import privatize
-from dpjax.tables._bounds import Box
-from dpjax.tables._frame import Column, Frame
+from dpjax.tables._frame import Column
 from dpjax.tables._groups import By, Cells, cells_by, codes_of, keys_in_groups, words_in_groups
-from dpjax.tables._large_frame import LargeFrame, in_parts, structure_of, texts_of_words
-from dpjax.tables._people import People, check_of_people, people_to_sum
+from dpjax.tables._large_frame import LargeFrame, frame_of, in_parts, structure_of, texts_of_words
+from dpjax.tables._people import check_of_people, people_of, people_to_sum
 from dpjax.tables._question import Cost, Question, cost_of, question_name
 from dpjax.tables._where import Where, rows_where
 
@@ -48,40 +44,36 @@ _IN_UNITS_OF_COLUMN = ("mean", "quantiles", "bounds")
 class AskedTable:
     """A table with the ledger that pays for its statistics. Subclasses define the statistics."""
 
-    most_rows: int
-    relation: NeighboringRelation
-    _missing: Literal["drop", "lower"]
-    _name: str
-    _given: Any
-    _ledger: Account | None
-    _frame: Frame
-    _people: People | None
-
-    def _of_moments(
+    def __init__(
         self,
-        asked: Question,
-        box: Box,
-        cost: Cost,
-        key: Key,
-        finish: Callable[[Moments], Any],
-        facts: dict[str, Any],
-        kind: str = "moments",
-    ) -> Release:
-        """Releases a statistic of the noisy averages of some columns and of their products."""
-        dims = len(box.columns)
-        query = self._query_of_moments(asked, dims)
-        return released_moments(
-            key,
-            self._records(asked, lambda table, asked: asked.database(box.vectors(table._frame))),
-            identity,
-            finish,
-            dims=dims,
-            terms=Terms(**self._terms(asked, cost, query)),
-            what=asked.what,
-            in_cube=True,
-            kind=kind,
-            facts=facts,
-        )
+        frame: Any,
+        *,
+        most_rows: int,
+        ledger: Ledger | None = None,
+        relation: NeighboringRelation | None = None,
+        missing: Literal["drop", "lower"] = "drop",
+        name: str = "",
+        person: str | None = None,
+        rows: int | None = None,
+        groups: Mapping[str, int] | None = None,
+        order: str | None = None,
+    ) -> None:
+        self.most_rows = _checks.integer("most_rows", most_rows, least=1, most=2**31 - 2)
+        self.relation = NeighboringRelation(relation or NeighboringRelation.ADD_OR_REMOVE_ONE)
+        if ledger is not None and not isinstance(ledger, Account):
+            raise TypeError(f"ledger must be a dpjax.Ledger, got {_checks.shown(ledger)}")
+        _checks.choice("missing", missing, ("drop", "lower"))
+        self._missing: Literal["drop", "lower"] = missing
+        self._name, self._given, self._ledger = name, frame, ledger
+        self._frame = frame_of(frame, self.most_rows)
+        self._people = people_of(person, rows, groups, order)
+        if self._people is not None and isinstance(self._frame, LargeFrame):
+            self._frame.check_ordered()
+        self._payer()
+
+    def __repr__(self) -> str:
+        columns = _checks.shown(list(self._frame.columns))
+        return f"PrivateTable({columns}, most_rows={self.most_rows}, under {self.relation})"
 
     def _query_of_moments(self, asked: Question, dims: int) -> IntegerQuery:
         """Returns the query of the sums from which averages of products are computed."""
@@ -107,50 +99,42 @@ class AskedTable:
         rows of a person with equal entries in the column count once. With `among`, only rows with
         one of these keys in the column count.
         """
-        check_of_people(self._people, statistic)
-        frame, words, program = structure_of(self._frame), statistic, ""
-        again = functools.partial(
-            AskedTable._asked,
-            statistic=statistic,
-            columns=columns,
-            by=by,
-            where=where,
-            about=about,
-            keeps_missing=keeps_missing,
-            per_person=per_person,
-            once=once,
-            among=among,
-        )
-        used = [frame[name] for name in columns]
-        present = frame.present
-        if self._missing == "drop" and not keeps_missing:
-            present = functools.reduce(operator.and_, [column.known for column in used], present)
-        if among is not None:
-            present = present & (codes_of(used[0], among) >= 0)
-        if where is not None:
-            satisfying, program = rows_where(where, frame)
-            present = present & satisfying
-        cells = cells_by(by, frame)
-        words += f" of {' and '.join(columns)}" if columns else ""
-        words += " per person" if per_person else ""
-        words += f" by {' and '.join(name for name, _ in cells.axes)}" if cells.axes else ""
-        words += " where" if where else ""
-        kinds = tuple((column.name, column.entries.dtype.str, column.is_text) for column in used)
-        asked = kinds, cells.axes, program, about, self._missing, str(self.relation), self._people
-        prefix = f"{self._name}: " if self._name else ""
-        name = question_name(prefix + words, *asked)
-        moments = frame.kind_of(columns[0]) if statistic in _IN_UNITS_OF_COLUMN else ""
-        question = Question(
-            statistic, words, name, cells, present, self.relation, again, moments=moments
-        )
-        if per_person is not None:
-            people = people_to_sum(self._people, self._missing, frame, columns[0], per_person)
-            return people.sums(question, frame, used[0])
-        if self._people is None:
-            return question
-        if once:
-            return self._people.once(question, frame, used[0])
-        return self._people.rows(question, frame)
+
+        def of(table: AskedTable) -> Question:
+            check_of_people(table._people, statistic)
+            frame, words, program = structure_of(table._frame), statistic, ""
+            used = [frame[name] for name in columns]
+            present = frame.present
+            if table._missing == "drop" and not keeps_missing:
+                present = functools.reduce(operator.and_, [one.known for one in used], present)
+            if among is not None:
+                present = present & (codes_of(used[0], among) >= 0)
+            if where is not None:
+                satisfying, program = rows_where(where, frame)
+                present = present & satisfying
+            cells = cells_by(by, frame)
+            words += f" of {' and '.join(columns)}" if columns else ""
+            words += " per person" if per_person else ""
+            words += f" by {' and '.join(name for name, _ in cells.axes)}" if cells.axes else ""
+            words += " where" if where else ""
+            kinds = tuple((one.name, one.entries.dtype.str, one.is_text) for one in used)
+            terms = table._missing, str(table.relation), table._people
+            prefix = f"{table._name}: " if table._name else ""
+            name = question_name(prefix + words, kinds, cells.axes, program, about, *terms)
+            moments = frame.kind_of(columns[0]) if statistic in _IN_UNITS_OF_COLUMN else ""
+            question = Question(
+                statistic, words, name, cells, present, table.relation, of, moments=moments
+            )
+            if per_person is not None:
+                people = people_to_sum(table._people, table._missing, frame, columns[0], per_person)
+                return people.sums(question, frame, used[0])
+            if table._people is None:
+                return question
+            if once:
+                return table._people.once(question, frame, used[0])
+            return table._people.rows(question, frame)
+
+        return of(self)
 
     def _records(
         self, asked: Question, make: Callable[["AskedTable", Question], PaddedRecords]
@@ -166,10 +150,13 @@ class AskedTable:
         return asked.sums or self._frame[name]
 
     def _leaf(self, asked: Question, column: str) -> PyTree:
-        """Returns a column of numbers in the form that a query accepts. Refuses texts."""
+        """Returns a column of numbers in the form that a query accepts. Refuses texts.
+
+        If missing numbers are dropped, the query uses no entry whose number is missing.
+        """
         found = self._column(asked, column)
         found.numbers()  # Refuses texts.
-        return found.leaf() if self._missing == "drop" else found.with_gaps()
+        return found.entries if self._missing == "drop" else found.with_gaps()
 
     def _payer(self) -> Account | None:
         """Returns the ledger that pays, after checking that its relation is that of the table."""
@@ -240,22 +227,16 @@ class AskedTable:
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
         """Releases the keys that occur in enough rows of each group, and their noisy counts."""
-        epsilon, delta = cost.price()
-        if delta is None:
-            raise ValueError(
-                f"delta must be above 0 to find the keys of column {column!r}, which are private:"
-                " give a delta, a ledger with a delta, or public keys"
-            )
+        purpose = f"to find the private keys of column {column!r}, unless public keys are given"
+        epsilon, delta = cost.with_delta(purpose)
         is_public = self.relation is NeighboringRelation.REPLACE_ONE and asked.people is None
         how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
-        how["capacity"] = None if is_public else self.most_rows
         cells, is_text = asked.cells, structure_of(self._frame)[column].is_text
 
         def make(table: AskedTable, asked: Question) -> PaddedRecords:
             found = words_in_groups(asked.cells, table._frame[column], asked.present)
-            if not is_public:
-                return found
-            return jax.tree.map(lambda slots: slots[: table._frame.rows], found)
+            public = table._frame.rows if is_public else None
+            return jax.tree.map(lambda slots: slots[:public], found)
 
         def named(words: np.ndarray) -> list[Any]:
             of_keys = words[:, 1:] if cells.axes else words
@@ -267,7 +248,8 @@ class AskedTable:
 
         are_numbers = not (is_text or cells.axes)
         counted: Any = WithCounts(self._records(asked, make), named, are_numbers, asked.people)
-        found = self._paid(lambda key: group_keys(key, counted, **how), key)
+        capacity = None if is_public else self.most_rows
+        found = self._paid(lambda key: group_keys(key, counted, capacity=capacity, **how), key)
         value = keys_in_groups(cells, found.value, is_text) if cells.axes else {(): found.value}
         return dataclasses.replace(found, value=value)
 
@@ -279,7 +261,11 @@ class AskedTable:
         cost: Cost,
         key: Key | None,
     ) -> Release:
-        """Counts the rows of a question in each cell of the axes, and releases the noisy counts."""
+        """Counts the rows of a question in each cell, and releases the noisy counts.
+
+        `axes` are the axes of `cells_of` besides those of groups.
+        """
+        axes = (*asked.cells.axes, *axes)
         shape = tuple(len(keys) for _, keys in axes)
         query = asked.of_people(histogram_query(math.prod(shape)))
         private = privatize(Unchanging("count", query), cost.cheapest(query))

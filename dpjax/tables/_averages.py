@@ -1,14 +1,14 @@
 """Statistics of one column of a table: sums, averages, variances and quantiles."""
 
-import types
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import jax
 import numpy as np
 
-from dpjax._core._labels import Axis
+from dpjax._core._records import PaddedRecords, Parts
 from dpjax._core._types import Key
 from dpjax._core._values import Release
 from dpjax.queries._moments import private_mean, private_variance
@@ -16,15 +16,9 @@ from dpjax.queries._people import PerPerson
 from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
 from dpjax.queries._second_moments import sizes_differ
 from dpjax.queries._sums import centered_sums, sum_query
-from dpjax.tables._bounds import Bounds, bounds_of
 from dpjax.tables._counts import CountsOfTable
-from dpjax.tables._float64 import (
-    in_float64,
-    mean_of,
-    quantiles_of,
-    sums_in_float64,
-    variance_of,
-)
+from dpjax.tables._float64 import in_float64, mean_of, quantiles_of, sums_in_float64, variance_of
+from dpjax.tables._frame import Bounds, bounds_of
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
 from dpjax.tables._question import PARTS, Cost, Question
@@ -41,18 +35,8 @@ class Rows(TypedDict):
     per_person: PerPerson | None
 
 
-class Asked(NamedTuple):
-    """A statistic of one column, ready to be drawn and paid for.
-
-    Attributes:
-        question: the rows and groups of the statistic.
-        draw: releases the statistic, given a key.
-        axes: for each array of the value, its axes besides those of groups.
-    """
-
-    question: Question
-    draw: Callable[[Key], Release]
-    axes: Mapping[str, tuple[Axis, ...]] = types.MappingProxyType({})
+Draw: TypeAlias = Callable[[Key, PaddedRecords | Parts], Release]
+"""Releases a statistic of a database."""
 
 
 class AveragesOfTable(CountsOfTable):
@@ -92,17 +76,14 @@ class AveragesOfTable(CountsOfTable):
             A `Release` of one number for each group.
         """
         cost = self._cost(epsilon, share, error, delta=delta)
-
         rows: Rows = {"by": by, "where": where, "per_person": per_person}
 
-        def ask(low: float, high: float, cost: Cost) -> Asked:
-            asked = self._asked("sum", [column], about=(low, high), **rows)
-            query = sum_query(lower=low, upper=high, capacity=self.most_rows, missing=self._missing)
+        def made(asked: Question, cost: Cost, clip: dict[str, Any]) -> Draw:
+            query = sum_query(**clip, capacity=self.most_rows)
             private = sums_in_float64(grouped := asked.in_groups(query), cost.cheapest(grouped))
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
-            return Asked(asked, lambda key: private(key, database, name=asked.name))
+            return functools.partial(private, name=asked.name)
 
-        return self._within(column, bounds, rows, cost, key, ask)
+        return self._within("sum", column, bounds, rows, cost, key, made)
 
     def mean(
         self,
@@ -136,19 +117,16 @@ class AveragesOfTable(CountsOfTable):
             A `Release` of one number for each group, between the bounds.
         """
         cost = self._cost(epsilon, share, delta=delta)
-
         rows: Rows = {"by": by, "where": where, "per_person": per_person}
 
-        def ask(low: float, high: float, cost: Cost) -> Asked:
-            asked = self._asked("mean", [column], about=(low, high), **rows)
+        def made(asked: Question, cost: Cost, clip: dict[str, Any]) -> Draw:
             from_ends = sizes_differ(self.relation, asked.by)
-            query = centered_sums(low, high, self.most_rows, 1, from_ends)
-            terms = self._terms(asked, cost, query)
-            how = {**terms, "lower": low, "upper": high, "missing": self._missing}
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
-            return Asked(asked, lambda key: in_float64(private_mean(key, database, **how), mean_of))
+            ends = clip["lower"], clip["upper"]
+            query = centered_sums(*ends, self.most_rows, 1, from_ends)
+            how = {**self._terms(asked, cost, query), **clip}
+            return lambda key, database: in_float64(private_mean(key, database, **how), mean_of)
 
-        return self._within(column, bounds, rows, cost, key, ask)
+        return self._within("mean", column, bounds, rows, cost, key, made)
 
     def variance(
         self,
@@ -182,19 +160,15 @@ class AveragesOfTable(CountsOfTable):
             A `Release` of {"mean": ..., "variance": ...}.
         """
         cost = self._cost(epsilon, share, delta=delta)
-
         rows: Rows = {"by": by, "where": where, "per_person": per_person}
 
-        def ask(low: float, high: float, cost: Cost) -> Asked:
-            asked = self._asked("variance", [column], about=(low, high), **rows)
-            terms = self._terms(asked, cost, self._query_of_moments(asked, 1))
-            how = {**terms, "lower": low, "upper": high, "missing": self._missing}
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
-            return Asked(
-                asked, lambda key: in_float64(private_variance(key, database, **how), variance_of)
+        def made(asked: Question, cost: Cost, clip: dict[str, Any]) -> Draw:
+            how = {**self._terms(asked, cost, self._query_of_moments(asked, 1)), **clip}
+            return lambda key, database: in_float64(
+                private_variance(key, database, **how), variance_of
             )
 
-        return self._within(column, bounds, rows, cost, key, ask)
+        return self._within("variance", column, bounds, rows, cost, key, made)
 
     def quantiles(
         self,
@@ -230,47 +204,46 @@ class AveragesOfTable(CountsOfTable):
         cost = self._cost(epsilon, share, delta=None)
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
         exact_probabilities(wanted)  # Refuses invalid probabilities before paying for bounds.
-
         rows: Rows = {"by": by, "where": where, "per_person": per_person}
 
-        def ask(low: float, high: float, cost: Cost) -> Asked:
-            about = low, high, tuple(map(str, wanted))
-            asked = self._asked("quantiles", [column], about=about, **rows)
-            how = {
-                "lower": low,
-                "upper": high,
-                "epsilon": cost.price().epsilon,
-                "relation": self.relation,
-                "name": asked.name,
-                "by": asked.by,
-                "missing": self._missing,
-            }
-            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
-            axes = {"": (("quantile", tuple(map(float, wanted))),)}
+        def made(asked: Question, cost: Cost, clip: dict[str, Any]) -> Draw:
+            how = {**clip, "epsilon": cost.price().epsilon, "relation": self.relation}
+            how |= {"name": asked.name, "by": asked.by}
+            return lambda key, database: in_float64(
+                private_quantiles(key, database, wanted, **how), quantiles_of
+            )
 
-            def draw(key: Key) -> Release:
-                return in_float64(private_quantiles(key, database, wanted, **how), quantiles_of)
-
-            return Asked(asked, draw, axes)
-
-        return self._within(column, bounds, rows, cost, key, ask)
+        return self._within("quantiles", column, bounds, rows, cost, key, made, wanted)
 
     def _within(
         self,
+        statistic: str,
         column: str,
         bounds: Bounds | None,
         rows: Rows,
         cost: Cost,
         key: Key | None,
-        ask: Callable[[float, float, Cost], Asked],
+        made: Callable[[Question, Cost, dict[str, Any]], Draw],
+        probabilities: tuple[float | Fraction, ...] = (),
     ) -> Release:
         """Releases a statistic of numbers clipped to bounds.
 
-        If `bounds` is None, a part of the cost pays for a first release that finds bounds.
+        If `bounds` is None, a part of the cost pays for a first release that finds bounds. `made`
+        takes a question, its cost, and the arguments of a query that say how it clips numbers.
         """
+        axes = {"": (("quantile", tuple(map(float, probabilities))),)} if probabilities else {}
+        texts = (tuple(map(str, probabilities)),) if probabilities else ()
+
+        def ask(low: float, high: float, cost: Cost) -> tuple[Question, Callable[[Key], Release]]:
+            asked = self._asked(statistic, [column], about=(low, high, *texts), **rows)
+            clip = {"lower": low, "upper": high, "missing": self._missing}
+            draw = made(asked, cost, clip)
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(asked, column)))
+            return asked, lambda key: draw(key, database)
+
         if bounds is not None:
-            question, draw, axes = ask(*bounds_of(column, bounds, structure_of(self._frame)), cost)
-            return self._released(question, draw, key, axes)
+            ends = bounds_of(column, bounds, structure_of(self._frame))
+            return self._released(*ask(*ends, cost), key, axes)
         if cost.epsilon is None:
             raise ValueError(
                 "bounds must be given if the cost is given by error=, because the noise depends "
@@ -293,5 +266,4 @@ class AveragesOfTable(CountsOfTable):
                 f"bounds=None found no range of column {column!r} at epsilon={part:g}, because "
                 "too few rows are counted: give bounds for this column"
             )
-        question, draw, axes = ask(low, high, rest)
-        return self._released(question, draw, keys[1], axes, before=found)
+        return self._released(*ask(low, high, rest), keys[1], axes, before=found)

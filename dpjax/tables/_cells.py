@@ -8,11 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._frames import moments_of
-from dpjax._core._values import Release
-from dpjax.tables._bounds import Bounds, End, bounds_of
-from dpjax.tables._counts import LEAST
-from dpjax.tables._frame import Column, Frame
+from dpjax.tables._frame import Bounds, Column, End, Frame, bounds_of
 from dpjax.tables._groups import codes_of, keys_of
 from dpjax.targets._clamping import increasing
 
@@ -112,18 +108,21 @@ def cells_of(
     bounds: Bounds | None,
     buckets: Buckets,
     missing: bool,
-) -> AnyCells:
-    """Returns the public cells of a column, from its keys, bounds, edges, or dtype."""
+) -> AnyCells | None:
+    """Returns the public cells of a column, from its keys, bounds, edges, or dtype.
+
+    Returns None if no cells are given for the column, and its dtype lists none.
+    """
     column = frame[name]
     missing = missing and column.may_miss
     if name in keys:
         return Categories(name, keys_of(name, keys[name], frame), missing)
-    if holds_booleans(column):
+    if not column.is_text and column.entries.dtype.kind == "b":
         return Categories(name, (0, 1), missing)
     if (listed := keys_of_dtype(frame, name)) is not None:
         return Categories(name, listed, missing)
-    column.numbers()  # Refuses texts, whose cells must be given as keys.
-    whole = column.entries.dtype.kind in "iu" or _are_days(frame, name)
+    if column.is_text:
+        return None  # The cells of texts must be given as keys.
     chosen = buckets.get(name, _BUCKETS) if isinstance(buckets, Mapping) else buckets
     if isinstance(chosen, Sequence):
         edges = increasing(
@@ -136,15 +135,18 @@ def cells_of(
                 f"buckets of column {name!r} must have finite edges, because synthetic numbers "
                 f"are drawn between them, got {edges}"
             )
-        return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
-    low, high = bounds_of(name, bounds or {}, frame)
-    count = _checks.integer(f"buckets of column {name!r}", chosen, least=1, most=2**16)
-    if not math.isfinite(high - low):
-        raise ValueError(
-            f"bounds of column {name!r} must differ by less than the largest float, got"
-            f" {(low, high)}: use a narrower range, or pass the edges of buckets"
-        )
-    edges = [low + (high - low) * (j / count) for j in range(count)] + [high]
+    elif bounds is None or (isinstance(bounds, Mapping) and name not in bounds):
+        return None
+    else:
+        low, high = bounds_of(name, bounds, frame)
+        count = _checks.integer(f"buckets of column {name!r}", chosen, least=1, most=2**16)
+        if not math.isfinite(high - low):
+            raise ValueError(
+                f"bounds of column {name!r} must differ by less than the largest float, got"
+                f" {(low, high)}: use a narrower range, or pass the edges of buckets"
+            )
+        edges = [low + (high - low) * (j / count) for j in range(count)] + [high]
+    whole = column.entries.dtype.kind in "iu" or frame.kind_of(name) == "dates"
     return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
 
 
@@ -159,45 +161,6 @@ def keys_of_dtype(frame: Frame, name: str) -> tuple[str, ...] | None:
         return None
     found = getattr(column.dtype, "categories", None)
     return tuple(found) if found else None
-
-
-def holds_booleans(column: Column) -> bool:
-    """Whether the dtype of a column is boolean."""
-    return not column.is_text and column.entries.dtype.kind == "b"
-
-
-def has_cells(
-    column: Column, frame: Frame, keys: Mapping[str, Any], bounds: Bounds | None, buckets: Buckets
-) -> bool:
-    """Whether the cells of a column are public, because they are given or listed by its dtype."""
-    name = column.name
-    edges = isinstance(buckets, Mapping) and isinstance(buckets.get(name), Sequence)
-    within = bounds is not None and (not isinstance(bounds, Mapping) or name in bounds)
-    of_numbers = not column.is_text and (edges or within)
-    listed = holds_booleans(column) or keys_of_dtype(frame, name) is not None
-    return name in keys or listed or of_numbers
-
-
-def ends_of(bounds: Release) -> tuple[float, float] | None:
-    """Returns the ends of the range that `bounds` found; None if it found no range."""
-    low, high = np.asarray(bounds.value, np.float64).tolist()
-    # If all the numbers that were found are closer to 0 than `LEAST`, both ends are 0.
-    return (low - LEAST, high + LEAST) if low == high else (low, high) if low < high else None
-
-
-def found_in(name: str, found: Release) -> str:
-    """Returns a sentence that states which keys or bounds of a column were found."""
-    if isinstance(found.value, tuple):
-        return f"{name} in {_checks.shown(found.value)}" if found.value else f"no {name} found"
-    if ends_of(found) is None or found.labels is None:
-        return f"no {name} found"
-    low, high = found.labels.texts(np.asarray(found.value, np.float64))
-    return f"{name} in [{low}, {high}]"
-
-
-def _are_days(frame: Frame, name: str) -> bool:
-    moments = moments_of(frame.columns[name])
-    return moments is not None and moments.kind == "dates"
 
 
 def _whole_edges(edges: Sequence[float]) -> tuple[float, ...]:

@@ -20,9 +20,8 @@ from dpjax.queries._counts import histogram_query
 from dpjax.queries._people import PerPerson
 from dpjax.release._privatize import privatize
 from dpjax.tables._asked_table import AskedTable
-from dpjax.tables._bounds import End
 from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
-from dpjax.tables._frame import Column
+from dpjax.tables._frame import Column, End
 from dpjax.tables._groups import By, Cells, buckets_of, codes_of, keys_of
 from dpjax.tables._large_frame import structure_of
 from dpjax.tables._question import Cost, Question
@@ -61,7 +60,7 @@ class CountsOfTable(AskedTable):
         """
         asked = self._asked("count", (), by=by, where=where)
         cost = self._cost(epsilon, share, error, delta=delta)
-        return self._counted(asked, asked.cells.axes, lambda _, asked: asked.cells, cost, key)
+        return self._counted(asked, (), lambda _, asked: asked.cells, cost, key)
 
     def crosstab(
         self,
@@ -97,7 +96,7 @@ class CountsOfTable(AskedTable):
             )
         asked = self._asked("crosstab", (), by={name: keys[name] for name in columns}, where=where)
         cost = self._cost(epsilon, share, error, delta=delta)
-        return self._counted(asked, asked.cells.axes, lambda _, asked: asked.cells, cost, key)
+        return self._counted(asked, (), lambda _, asked: asked.cells, cost, key)
 
     def histogram(
         self,
@@ -139,12 +138,11 @@ class CountsOfTable(AskedTable):
         rows = {"by": by, "where": where, "per_person": per_person}
         asked = self._asked("histogram", [column], about=labels, **rows)
         cost = self._cost(epsilon, share, error, delta=delta)
-        axes = (*asked.cells.axes, (column, labels))
 
         def cells_of(table: AskedTable, asked: Question) -> Cells:
             return asked.cells.split(column, *buckets_of(table._column(asked, column), edges))
 
-        return self._counted(asked, axes, cells_of, cost, key)
+        return self._counted(asked, ((column, labels),), cells_of, cost, key)
 
     def count_distinct(
         self,
@@ -176,7 +174,8 @@ class CountsOfTable(AskedTable):
             A `Release` of integers, with an axis for each column of `by`.
         """
         asked = self._asked("count_distinct", [column], by=by, where=where, once=True)
-        target = DistinctCount.of(asked.cells.shape, asked.people)
+        about = asked.people.about if asked.people else {}
+        target = DistinctCount(asked.cells.shape, asked.people, **about)
         mechanism = self._cost(epsilon, share, error, delta=delta).cheapest(target)
         private = privatize(target, mechanism)
 
@@ -233,12 +232,11 @@ class CountsOfTable(AskedTable):
             rows = {"by": by, "where": where, "once": True, "among": known}
             asked = self._asked("top", [column], about=about, **rows)
             asked = asked.once_in_each(asked.cells.size * len(known))
-            axes = (*asked.cells.axes, (column, known))
 
             def cells_of(table: AskedTable, asked: Question) -> Cells:
                 return asked.cells.split(column, known, codes_of(table._frame[column], known))
 
-            found = self._counted(asked, axes, cells_of, cost, key)
+            found = self._counted(asked, ((column, known),), cells_of, cost, key)
             counts = np.asarray(found.value).reshape(-1, len(known))
             # Each row is in one cell, so releasing all noisy counts costs epsilon once, and sorting
             # them costs nothing. Selecting the k keys one by one would instead divide epsilon by k.

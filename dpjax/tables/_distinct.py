@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from fractions import Fraction
-from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -49,11 +48,6 @@ class DistinctCount(KnownSensitivity):
 
     relations = tuple(NeighboringRelation)
     reads = "numbers"
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], people: Contribution | None) -> Self:
-        """Returns the query for people if `people` is given, and else for rows."""
-        return cls(shape) if people is None else cls(shape, people, **people.about)
 
     def __call__(self, database: Database) -> jax.Array:
         """Returns the number of distinct entries in each cell. Sorts rows by cell and entry."""

@@ -4,8 +4,9 @@ A column is converted when it is used for the first time.
 """
 
 import dataclasses
+import datetime
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,13 @@ from dpjax._core._frames import dtype_of, exact_column, moments_of, table_of_col
 from dpjax._core._moments import is_moment
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import PyTree
+from dpjax.targets._clamping import check_interval
+
+End: TypeAlias = float | datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64
+"""A number; or a date, time or duration, for a column of that kind."""
+
+Bounds: TypeAlias = tuple[End, End] | Mapping[str, tuple[End, End]]
+"""The bounds of one column, or a dict of the bounds of several columns."""
 
 
 def numpy_of(*arrays: Any) -> Any:
@@ -43,17 +51,12 @@ class Column:
     is_text: bool
     may_miss: bool
 
-    def leaf(self) -> np.ndarray | Texts:
-        """Returns the column in the form that a query accepts.
-
-        The query may use only the entries where `known` is true.
-        """
-        return Texts(self.entries) if self.is_text else self.entries
-
     def with_gaps(self) -> PyTree:
         """Returns the column in the form that predicates accept, where a missing number is NaN."""
-        if self.is_text or self.entries.dtype.kind == "f" or not self.may_miss:
-            return self.leaf()
+        if self.is_text:
+            return Texts(self.entries)
+        if self.entries.dtype.kind == "f" or not self.may_miss:
+            return self.entries
         return Numbers.of(self.entries, self.known)
 
     def numbers(self) -> np.ndarray:
@@ -205,3 +208,22 @@ def _exact(place: str, leaf: Any) -> tuple[Any, Any]:
     if numbers.dtype.kind == "f":
         known = ~np.isnan(numbers)
     return numbers.astype(numbers.dtype.newbyteorder("=")), known
+
+
+def bounds_of(column: str, bounds: Bounds, frame: Frame) -> tuple[float, float]:
+    """Returns the bounds of one column, which may be dates, times or durations, as numbers."""
+    if isinstance(bounds, Mapping):
+        if column not in bounds:
+            raise ValueError(
+                f"bounds must contain bounds of column {column!r}, got bounds of "
+                f"{_checks.shown(list(bounds))}"
+            )
+        bounds = bounds[column]
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise ValueError(
+            f"bounds of column {column!r} must be its lower and its upper end, as (0, 100), got"
+            f" {_checks.shown(bounds)}"
+        )
+    low, high = (frame.number(column, end) for end in bounds)
+    check_interval(low, high)
+    return float(low), float(high)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import pathlib
 import tempfile
@@ -189,14 +190,13 @@ class _Bucket(Frame):
         self.rows = len(rows)
         # The number of slots is a power of two, so that buckets share compiled programs.
         self.slots = max(like.slots, 2 ** max(0, self.rows - 1).bit_length())
-        self._converted = {name: self._column(like[name], rows) for name in names}
-
-    def _column(self, like: Column, rows: np.ndarray) -> Column:
-        entries = np.zeros((self.slots, *like.entries.shape[1:]), like.entries.dtype)
-        known = np.zeros(self.slots, bool)
-        entries[: self.rows] = rows[_entries(like.name)]
-        known[: self.rows] = rows[_known(like.name)]
-        return Column(like.name, entries, known, like.is_text, like.may_miss)
+        padded = np.zeros(self.slots, rows.dtype)
+        padded[: self.rows] = rows
+        self._converted: dict[str, Column] = {}
+        for name in names:
+            part = padded[f"column {name}"]
+            entries, known = part["entries"].copy(), part["known"].copy()
+            self._converted[name] = dataclasses.replace(like[name], entries=entries, known=known)
 
 
 def frames_of_people(
@@ -208,10 +208,9 @@ def frames_of_people(
     The files are in a folder that only this user may read, and are deleted at the end.
     """
     buckets = min(_MOST_BUCKETS, -(-most_rows // like.slots))
-    kinds = [(name, like[name].entries) for name in names]
+    kinds = [(f"column {name}", like[name].entries) for name in names]
     record = np.dtype(
-        [(_entries(name), x.dtype, x.shape[1:]) for name, x in kinds]
-        + [(_known(name), bool) for name in names]
+        [(name, [("entries", x.dtype, x.shape[1:]), ("known", bool)]) for name, x in kinds]
     )
     with tempfile.TemporaryDirectory(prefix="dpjax-") as folder:
         files = [pathlib.Path(folder) / str(bucket) for bucket in range(buckets)]
@@ -220,9 +219,9 @@ def frames_of_people(
         for batch in batches:
             rows = np.zeros(batch.rows, record)
             for name in names:
-                column = batch[name]
-                rows[_entries(name)] = column.entries[: batch.rows]
-                rows[_known(name)] = column.known[: batch.rows]
+                column, part = batch[name], rows[f"column {name}"]
+                part["entries"] = column.entries[: batch.rows]
+                part["known"] = column.known[: batch.rows]
             bucket = _bucket_of(batch[person], buckets)[: batch.rows]
             order = np.argsort(bucket, kind="stable")
             ends = np.searchsorted(bucket[order], np.arange(buckets + 1))
@@ -240,11 +239,3 @@ def _bucket_of(column: Column, buckets: int) -> np.ndarray:
     ids, _ = as_int64(column)
     mixed = (ids.view(np.uint64) * _ODD) >> np.uint64(33)
     return mixed.astype(np.int64) % buckets
-
-
-def _entries(name: str) -> str:
-    return f"entries of {name}"
-
-
-def _known(name: str) -> str:
-    return f"known of {name}"

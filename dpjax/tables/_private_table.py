@@ -1,15 +1,6 @@
 """Defines `PrivateTable`, whose statistics are private and refer to columns by name."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
-
-from dpjax._core import _checks
-from dpjax._core._open_ledgers import Account
-from dpjax._core._values import NeighboringRelation
-from dpjax.accounting._ledger import Ledger
 from dpjax.tables._averages import AveragesOfTable
-from dpjax.tables._large_frame import LargeFrame, frame_of
-from dpjax.tables._people import people_of
 from dpjax.tables._relations import RelationsOfTable
 from dpjax.tables._synthesis import SynthesisOfTable
 
@@ -101,34 +92,3 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
         >>> bool(abs(counts.value[0] - 1800) < 30)
         True
     """
-
-    def __init__(
-        self,
-        frame: Any,
-        *,
-        most_rows: int,
-        ledger: Ledger | None = None,
-        relation: NeighboringRelation | None = None,
-        missing: Literal["drop", "lower"] = "drop",
-        name: str = "",
-        person: str | None = None,
-        rows: int | None = None,
-        groups: Mapping[str, int] | None = None,
-        order: str | None = None,
-    ) -> None:
-        self.most_rows = _checks.integer("most_rows", most_rows, least=1, most=2**31 - 2)
-        self.relation = NeighboringRelation(relation or NeighboringRelation.ADD_OR_REMOVE_ONE)
-        if ledger is not None and not isinstance(ledger, Account):
-            raise TypeError(f"ledger must be a dpjax.Ledger, got {_checks.shown(ledger)}")
-        _checks.choice("missing", missing, ("drop", "lower"))
-        self._missing = missing
-        self._name, self._given, self._ledger = name, frame, ledger
-        self._frame = frame_of(frame, self.most_rows)
-        self._people = people_of(person, rows, groups, order)
-        if self._people is not None and isinstance(self._frame, LargeFrame):
-            self._frame.check_ordered()
-        self._payer()
-
-    def __repr__(self) -> str:
-        columns = _checks.shown(list(self._frame.columns))
-        return f"PrivateTable({columns}, most_rows={self.most_rows}, under {self.relation})"

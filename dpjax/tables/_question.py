@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import Accuracy
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import PyTree
@@ -74,26 +73,35 @@ class Cost:
         assert self.epsilon is not None
         return self._at(self.epsilon)
 
-    def split(self, parts: int) -> tuple[float, "Cost"]:
-        """Returns epsilon divided by `parts`, and a `Cost` with the rest of epsilon.
+    def with_delta(self, purpose: str) -> tuple[float, float]:
+        """Returns epsilon and delta of the release. Refuses a cost without a delta."""
+        epsilon, delta = self.price()
+        if delta is None:
+            raise ValueError(
+                f"delta must be above 0 {purpose}: give a delta, or a ledger with a delta"
+            )
+        return epsilon, delta
+
+    def split(self, parts: int, payments: int = 1) -> tuple[float, "Cost"]:
+        """Returns epsilon divided by `parts`, and a `Cost` with the rest after so many payments.
 
         A ledger rounds each payment up to `EPSILON_DIGITS` decimal digits. The first result is
-        rounded down to these digits. So the two payments together do not exceed one payment of the
+        rounded down to these digits. So all payments together do not exceed one payment of the
         whole epsilon.
         """
         assert self.epsilon is not None
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
         part = math.floor(whole / parts / unit) * unit
-        return float_down(part), dataclasses.replace(self, epsilon=float_down(whole - part))
+        rest = float_down(whole - payments * part)
+        return float_down(part), dataclasses.replace(self, epsilon=rest)
 
     def to_find(self, columns: int) -> tuple["Cost", "Cost"]:
         """Returns the cost of finding the cells of one column, and a `Cost` with the rest.
 
         All the columns together cost 1 / `PARTS` of epsilon, and of delta if it is given.
         """
-        each, _ = self.split(PARTS * columns)
-        left = Fraction(repr(self.epsilon)) - columns * Fraction(repr(each))
-        found, rest = (dataclasses.replace(self, epsilon=x) for x in (each, float_down(left)))
+        each, rest = self.split(PARTS * columns, payments=columns)
+        found = dataclasses.replace(self, epsilon=each)
         if self.delta is None:
             return found, rest
         whole = Fraction(repr(float(_checks.fraction("delta", self.delta))))
@@ -263,16 +271,12 @@ class Question:
 
         So this group may contain all rows that a person has in several groups.
         """
-        codes = self.cells.codes
-        inside = numpy_of(codes).where(codes >= 0, 0, -1).astype(np.int32)
-        people, again = self.people, self.again
+        codes, people, again = self.cells.codes, self.people, self.again
+        cells = Cells((), numpy_of(codes).where(codes >= 0, 0, -1).astype(np.int32))
         if people is not None:
             people = dataclasses.replace(people, rows=people.rows * people.blocks, blocks=1)
         return dataclasses.replace(
-            self,
-            cells=Cells((), inside),
-            people=people,
-            again=lambda table: again(table).pooled(),
+            self, cells=cells, people=people, again=lambda table: again(table).pooled()
         )
 
     def once_in_each(self, cells: int) -> "Question":
@@ -304,16 +308,12 @@ class Question:
         labels = Labels(self.statistic, self.cells.axes, tuple(axes.items()), self.moments)
         if not self.is_grouped:
             return dataclasses.replace(release, labels=labels)
-        accuracy = Accuracy(
-            release.accuracy.kind,
-            release.accuracy.public,
-            jax.tree.map(self._by_column, release.accuracy.measured),
+        value, measured = jax.tree.map(
+            lambda array: array.reshape((*self.cells.shape, *array.shape[1:])),
+            (release.value, release.accuracy.measured),
         )
-        value = jax.tree.map(self._by_column, release.value)
-        return Release(value, release.guarantee, accuracy, labels)
-
-    def _by_column(self, array: Any) -> Any:
-        return array.reshape((*self.cells.shape, *array.shape[1:]))
+        accuracy = dataclasses.replace(release.accuracy, measured=measured)
+        return dataclasses.replace(release, value=value, accuracy=accuracy, labels=labels)
 
 
 def question_name(statistic: str, *asked: object) -> str:

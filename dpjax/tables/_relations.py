@@ -1,7 +1,9 @@
 """Statistics of several columns of a table: covariances, correlations, regression and clusters."""
 
+import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from dpjax._core._types import Key, PyTree, Scalar
 from dpjax._core._values import Release
 from dpjax.queries._k_means import Partition, private_k_means
 from dpjax.queries._linear_regression import CORRELATION, _least_reach, _solution
-from dpjax.queries._moments import _directions, _mean_and_covariance
+from dpjax.queries._moments import _directions, _mean_and_covariance, released_moments
 from dpjax.queries._private_release import STATISTICS, Statistic, Terms, released
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
@@ -26,13 +28,67 @@ from dpjax.queries._second_moments import (
     moments_of,
     sums_of_line,
 )
-from dpjax.tables._asked_table import AskedTable
-from dpjax.tables._bounds import Bounds, Box, box_of
+from dpjax.tables._asked_table import AskedTable, identity
 from dpjax.tables._float64 import covariance_of, in_float64
+from dpjax.tables._frame import Bounds, Frame, bounds_of, numpy_of
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
 from dpjax.tables._question import Cost, Question
 from dpjax.tables._where import Where
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """The box that the bounds of some columns span.
+
+    Attributes:
+        columns: the names of the columns.
+        lower: the lower ends.
+        upper: the upper ends.
+        middle: the middle of the box.
+        size: half the length of each edge. If `in_ball`, the half-axes of the ellipsoid through the
+            corners of the box, which is later scaled to the unit ball.
+        in_ball: whether the box is scaled such that its corners are on the unit sphere. Otherwise
+            it is scaled to the cube [-1, 1]^d.
+    """
+
+    columns: tuple[str, ...]
+    lower: np.ndarray
+    upper: np.ndarray
+    middle: np.ndarray
+    size: np.ndarray
+    in_ball: bool
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Returns the middle and the size of the box in a form that JSON can store."""
+        return {"middle": self.middle.tolist(), "size": self.size.tolist()}
+
+    def vectors(self, frame: Frame) -> np.ndarray:
+        """Returns the rows as vectors: clipped to the bounds, centered, and divided by `size`.
+
+        The result for an entry depends on this entry alone. A missing number becomes the lower end
+        of its bounds.
+        """
+        columns = [frame[name].numbers_or_nan() for name in self.columns]
+        xp = numpy_of(*columns)
+        numbers = xp.stack(columns, axis=1)
+        lower, upper, middle, size = (
+            xp.asarray(ends, numbers.dtype)[None]
+            for ends in (self.lower, self.upper, self.middle, self.size)
+        )
+        clipped = xp.clip(xp.where(xp.isnan(numbers), lower, numbers), lower, upper)
+        return ((clipped - middle) / size).astype(jnp.result_type(float))
+
+
+def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame, *, in_ball: bool = False) -> Box:
+    """Returns the box of some columns, each with its own bounds."""
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of names, such as [{columns!r}], got {columns!r}")
+    lower, upper = np.array([bounds_of(name, bounds, frame) for name in columns]).T
+    stretch = math.sqrt(len(columns)) if in_ball else 1.0
+    size = (upper / 2 - lower / 2) * stretch
+    return Box(tuple(columns), lower, upper, lower / 2 + upper / 2, size, in_ball)
 
 
 class RelationsOfTable(AskedTable):
@@ -74,13 +130,8 @@ class RelationsOfTable(AskedTable):
             "covariance": (("column", words), ("with", words)),
         }
 
-        def ask(key: Key) -> Release:
-            found = self._of_moments(
-                asked, box, cost, key, lambda m: _mean_and_covariance(m, facts), facts
-            )
-            return in_float64(found, covariance_of)
-
-        return self._released(asked, ask, key, axes)
+        draw = self._of_moments(asked, box, cost, lambda m: _mean_and_covariance(m, facts), facts)
+        return self._released(asked, lambda key: in_float64(draw(key), covariance_of), key, axes)
 
     def correlation(
         self,
@@ -116,14 +167,12 @@ class RelationsOfTable(AskedTable):
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("correlation", (x, y), by=by, where=where, about=box.facts)
         facts = {**box.facts, "statistic": CORRELATION, "degrees": [2, 2], "simulated": True}
-        database = self._records(
-            asked, lambda table, asked: asked.database(box.vectors(table._frame))
-        )
         query = bernstein_query(
             lambda vectors: [vectors], degrees=[2, 2], capacity=self.most_rows, in_cube=True
         )
-        ask = self._simulated(asked, database, query, cost, facts, kind=CORRELATION)
-        return self._released(asked, ask, key)
+        database = self._vectors(asked, box)
+        draw = self._simulated(asked, database, query, cost, facts, kind=CORRELATION)
+        return self._released(asked, draw, key)
 
     def pca(
         self,
@@ -170,12 +219,10 @@ class RelationsOfTable(AskedTable):
             "variances": (each,),
         }
 
-        def ask(key: Key) -> Release:
-            return self._of_moments(
-                asked, box, cost, key, lambda m: _directions(m, facts)[0], facts, "bootstrap"
-            )
-
-        return self._released(asked, ask, key, axes)
+        draw = self._of_moments(
+            asked, box, cost, lambda m: _directions(m, facts)[0], facts, kind="bootstrap"
+        )
+        return self._released(asked, draw, key, axes)
 
     def regression(
         self,
@@ -219,15 +266,11 @@ class RelationsOfTable(AskedTable):
         facts |= sums
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("regression", [y, *x], by=by, where=where, about=facts)
-        database = self._records(
-            asked,
-            lambda table, asked: asked.database(
-                {"x": of_x.vectors(table._frame), "y": of_y.vectors(table._frame)}
-            ),
-        )
         query = line_query(_parts, sums, dims=len(x), capacity=self.most_rows, in_cube=in_cube)
-        ask = self._simulated(asked, database, query, cost, facts)
-        return self._released(asked, ask, key, {"weights": (("column", tuple(x)),)})
+        draw = self._simulated(
+            asked, self._vectors(asked, {"x": of_x, "y": of_y}), query, cost, facts
+        )
+        return self._released(asked, draw, key, {"weights": (("column", tuple(x)),)})
 
     def k_means(
         self,
@@ -260,11 +303,7 @@ class RelationsOfTable(AskedTable):
             A `Release` of {"centers": ..., "counts": ...}, see `dpjax.queries.private_k_means`.
         """
         box = box_of(columns, bounds, structure_of(self._frame), in_ball=True)
-        price = self._cost(epsilon, share, delta=delta).price()
-        if price.delta is None:
-            raise ValueError(
-                "delta must be above 0 for k-means: give a delta, or a ledger with a delta"
-            )
+        epsilon, delta = self._cost(epsilon, share, delta=delta).with_delta("for k-means")
         asked = self._asked("k_means", columns, by=by, where=where, about=(box.facts, clusters))
         groups = asked.cells.size if asked.cells.axes else None
 
@@ -277,12 +316,9 @@ class RelationsOfTable(AskedTable):
 
         database = Partition(self._records(asked, vectors), groups, asked.people)
         how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
-
-        def ask(key: Key) -> Release:
-            price_of = {"epsilon": price.epsilon, "delta": price.delta or 0.0}
-            return private_k_means(key, database, **price_of, **how)
-
-        found = self._paid(ask, key)
+        found = self._paid(
+            lambda key: private_k_means(key, database, epsilon=epsilon, delta=delta, **how), key
+        )
         centers = box.middle + box.size * np.asarray(found.value["centers"], np.float64)
         value = {**found.value, "centers": centers.astype(found.value["centers"].dtype)}
         if groups is not None:
@@ -294,6 +330,39 @@ class RelationsOfTable(AskedTable):
             accuracy = accuracy.having(**box.facts)
         return Release(value, found.guarantee, accuracy, labels)
 
+    def _vectors(self, asked: Question, boxes: PyTree) -> PaddedRecords | Parts:
+        """Returns the columns of each box as vectors, for the query of a statistic."""
+
+        def vectors(table: AskedTable, asked: Question) -> PaddedRecords:
+            return asked.database(jax.tree.map(lambda box: box.vectors(table._frame), boxes))
+
+        return self._records(asked, vectors)
+
+    def _of_moments(
+        self,
+        asked: Question,
+        box: Box,
+        cost: Cost,
+        finish: Callable[[Moments], Any],
+        facts: dict[str, Any],
+        *,
+        kind: str = "moments",
+    ) -> Callable[[Key], Release]:
+        """Releases a statistic of the noisy averages of some columns and of their products."""
+        dims = len(box.columns)
+        return functools.partial(
+            released_moments,
+            database=self._vectors(asked, box),
+            vectors=identity,
+            finish=finish,
+            dims=dims,
+            terms=Terms(**self._terms(asked, cost, self._query_of_moments(asked, dims))),
+            what=asked.what,
+            in_cube=True,
+            kind=kind,
+            facts=facts,
+        )
+
     def _simulated(
         self,
         asked: Question,
@@ -301,24 +370,20 @@ class RelationsOfTable(AskedTable):
         query: IntegerQuery,
         cost: Cost,
         facts: dict[str, Any],
+        *,
         kind: str = "bootstrap",
     ) -> Callable[[Key], Release]:
         """Returns the release of a statistic whose intervals are simulated."""
-        terms = Terms(**self._terms(asked, cost, query))
-
-        def ask(key: Key) -> Release:
-            return released(
-                key,
-                database,
-                lambda _: query,
-                lambda query, value, n, scale: statistic_of(query, value, n, scale, facts),
-                terms=terms,
-                what=asked.what,
-                kind=kind,
-                facts=facts,
-            )
-
-        return ask
+        return functools.partial(
+            released,
+            database=database,
+            make_query=lambda _: query,
+            finish=functools.partial(statistic_of, facts=facts),
+            terms=Terms(**self._terms(asked, cost, query)),
+            what=asked.what,
+            kind=kind,
+            facts=facts,
+        )
 
 
 def _parts(records: PyTree) -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -25,18 +25,9 @@ from dpjax.accounting._adaptive import PrivacyFilter
 from dpjax.accounting._composition import compose
 from dpjax.queries._aim import Columns, Estimator, Plan, aim, check_budget, plan_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
-from dpjax.tables._bounds import Bounds
-from dpjax.tables._cells import (
-    AnyCells,
-    Buckets,
-    Categories,
-    cells_of,
-    ends_of,
-    found_in,
-    has_cells,
-)
-from dpjax.tables._counts import CountsOfTable
-from dpjax.tables._frame import Frame
+from dpjax.tables._cells import AnyCells, Buckets, cells_of
+from dpjax.tables._counts import LEAST, CountsOfTable
+from dpjax.tables._frame import Bounds, Frame
 from dpjax.tables._question import Cost, Question
 from dpjax.tables._where import Where
 
@@ -127,30 +118,25 @@ class SynthesisOfTable(CountsOfTable):
         """
         frame, names = self._frame, self._names(columns)
         cost, wanted = self._cost(epsilon, share, delta=delta), workload_of(names, workload)
-        if cost.price().delta is None:
-            raise ValueError(
-                "delta must be above 0 for a synthetic table: give a delta, or a ledger with a "
-                "delta"
-            )
-        _checks.integer("rows", rows, least=1, most=2**31 - 1)
+        cost.with_delta("for a synthetic table")
+        rows = _checks.integer("rows", rows, least=1, most=2**31 - 1)
         made = functools.partial(cells_of, frame=frame, buckets=buckets, missing=keeps_missing)
-        known = {
-            name: made(name, keys=keys, bounds=bounds)
-            for name in names
-            if has_cells(frame[name], frame, keys, bounds, buckets)
-        }
-        found, rest, key = self._cells_found([x for x in names if x not in known], where, cost, key)
+        known = {name: made(name, keys=keys, bounds=bounds) for name in names}
+        unknown = [name for name, cells in known.items() if cells is None]
+        found, rest, key = self._cells_found(unknown, where, cost, key)
+        sentences: list[str] = []
         for name, release in found.items():
-            if (given := _given_by(name, release)) is not None:
-                known[name] = made(name, **given)
-        cells = [known[name] for name in names if name in known]
+            given, sentence = _found(name, release)
+            known[name] = made(name, **given) if given else None
+            sentences.append(sentence)
+        cells = [one for one in known.values() if one is not None]
         if not cells:
             raise ValueError(
                 "columns must have keys or bounds, but none were given, and too few rows are used "
                 "to find them privately: give keys or bounds for some of "
                 f"{_checks.shown(names)}"
             )
-        here, price = [one.name for one in cells], rest.price()
+        here = [one.name for one in cells]
         wanted = restricted(wanted, here)
         asked = self._asked(
             "synthetic",
@@ -165,15 +151,17 @@ class SynthesisOfTable(CountsOfTable):
             for one in cells
         }
 
-        def ask(key: Key) -> Release:
-            how = {"epsilon": price.epsilon, "delta": price.delta or 0.0, "name": asked.name}
-            return cells_of_rows(key, codes, plan, rows=rows, **how)
-
-        drawn = self._paid(ask, key)
+        epsilon, delta = rest.with_delta("for a synthetic table")
+        drawn = self._paid(
+            lambda key: cells_of_rows(
+                key, codes, plan, rows=rows, epsilon=epsilon, delta=delta, name=asked.name
+            ),
+            key,
+        )
         value = table_like(frame, names, cells, drawn.value)
         paid = [one.guarantee for one in found.values()]
         guarantee = compose(*paid, drawn.guarantee) if paid else drawn.guarantee
-        words = "; ".join([asked.statistic, *map(found_in, found, found.values())])
+        words = "; ".join([asked.statistic, *sentences])
         return Release(value, guarantee, _OF_MODEL, Labels(words))
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
@@ -216,12 +204,22 @@ class SynthesisOfTable(CountsOfTable):
         return found, rest, key
 
 
-def _given_by(name: str, found: Release) -> dict[str, Any] | None:
-    """Returns the keys or bounds that were found for a column; None if there are none."""
-    if isinstance(found.value, tuple):
-        return {"keys": {name: found.value}, "bounds": None} if found.value else None
-    ends = ends_of(found)
-    return None if ends is None else {"keys": {}, "bounds": {name: ends}}
+def _found(name: str, release: Release) -> tuple[dict[str, Any] | None, str]:
+    """Returns the keys or bounds that a release found for a column, if any, and a sentence."""
+    if isinstance(release.value, tuple):
+        if release.value:
+            keys = {name: release.value}
+            return {"keys": keys, "bounds": None}, f"{name} in {_checks.shown(release.value)}"
+    else:
+        ends = np.asarray(release.value, np.float64)
+        low, high = ends.tolist()
+        if low <= high:
+            # If all the numbers that were found are closer to 0 than `LEAST`, both ends are 0.
+            wider = LEAST if low == high else 0.0
+            texts = (release.labels or Labels("")).texts(ends)
+            given = {"keys": {}, "bounds": {name: (low - wider, high + wider)}}
+            return given, f"{name} in [{', '.join(texts)}]"
+    return None, f"no {name} found"
 
 
 def workload_of(columns: Sequence[str], workload: Workload) -> dict[Columns, float]:
@@ -288,20 +286,15 @@ def cells_of_rows(
     `codes` maps each column to the cells of the private rows, where -1 means no cell. A row counts
     if all of its entries have cells.
     """
-    rows = _checks.integer("rows", rows, least=1, most=2**31 - 1)
     budget = PrivacyFilter(
         epsilon=epsilon, delta=delta, dims=plan.most_drawn, relation=plan.relation
     )
     check_budget(plan, budget)
     like = plan.reach(next(iter(plan.weights)), "l1")
     promised = Guarantee(
-        epsilon,
-        delta,
-        relation=plan.relation,
-        notes=like.notes,
-        privacy_unit=like.privacy_unit,
+        epsilon, delta, relation=plan.relation, notes=like.notes, privacy_unit=like.privacy_unit
     )
-    counts = _Counts(codes, plan)
+    counts = _counts_of(codes, plan)
 
     def draw() -> dict[str, np.ndarray]:
         model_key, rows_key = jax.random.split(key)
@@ -320,12 +313,7 @@ def cells_of_rows(
         BITS: jax.ShapeDtypeStruct(shape, jnp.uint32),
     }
     about = (str(plan.relation), epsilon, delta, like.privacy_unit, shape)
-
-    def request(name: str | None) -> Request | None:
-        if name is None:
-            return None
-        return Request(name, digest("synthetic table", name, about), TreeSpec.of(outputs))
-
+    request = Request(name, digest("synthetic table", name, about), TreeSpec.of(outputs))
     return pay_and_draw(
         draw,
         key,
@@ -333,25 +321,22 @@ def cells_of_rows(
         guarantee=guarantee_under(key, promised),
         what="synthetic table",
         name=name,
-        request=request,
+        request=lambda _: request,
     )
 
 
-class _Counts:
-    """Computes exact counts of marginals, each only once."""
+def _counts_of(codes: Mapping[str, np.ndarray], plan: Plan) -> Callable[[Columns], np.ndarray]:
+    """Returns a function that computes exact counts of marginals, each only once."""
+    counted = np.all([one >= 0 for one in codes.values()], axis=0)
+    kept = {name: one[counted].astype(np.int64) for name, one in codes.items()}
 
-    def __init__(self, codes: Mapping[str, np.ndarray], plan: Plan) -> None:
-        counted = np.all([one >= 0 for one in codes.values()], axis=0)
-        self._codes = {name: one[counted].astype(np.int64) for name, one in codes.items()}
-        self._plan, self._known = plan, dict[Columns, np.ndarray]()
+    @functools.cache
+    def counts(columns: Columns) -> np.ndarray:
+        shape = tuple(plan.sizes[name] for name in columns)
+        flat = np.ravel_multi_index([kept[name] for name in columns], shape)
+        return np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
 
-    def __call__(self, columns: Columns) -> np.ndarray:
-        if columns not in self._known:
-            shape = tuple(self._plan.sizes[name] for name in columns)
-            flat = np.ravel_multi_index([self._codes[name] for name in columns], shape)
-            found = np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
-            self._known[columns] = found
-        return self._known[columns]
+    return counts
 
 
 def table_like(
@@ -365,7 +350,7 @@ def table_like(
     for place, one in enumerate(cells):
         chosen, bits = (np.asarray(drawn[part])[:, place] for part in (CELLS, BITS))
         entries, known = one.entries(chosen, bits)
-        found[one.name] = _in_dtype(frame, one, entries, known)
+        found[one.name] = _in_dtype(frame, one.name, entries, known, missing=one.missing)
     rows = len(drawn[CELLS])
     found = {name: found.get(name, _all_missing(frame, name, rows)) for name in names}
     if not all(hasattr(frame.columns[name], "to_native") for name in found):
@@ -378,21 +363,21 @@ def table_like(
 def _all_missing(frame: Frame, name: str, rows: int) -> np.ndarray:
     """Returns missing entries in a column's dtype, or NaN if the dtype has no missing entries."""
     column = frame[name]
-    cells = Categories(name, (), True)
-    entries, known = np.zeros(rows), np.zeros(rows, bool)
     if column.is_text or column.may_miss or moments_of(frame.columns[name]) is not None:
-        return _in_dtype(frame, cells, entries, known)
+        return _in_dtype(frame, name, np.zeros(rows), np.zeros(rows, bool), missing=True)
     return np.full(rows, np.nan)
 
 
-def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _in_dtype(
+    frame: Frame, name: str, entries: np.ndarray, known: np.ndarray, *, missing: bool
+) -> np.ndarray:
     """Converts entries to the dtype of their column if NumPy has it, or else to objects."""
-    column = frame[cells.name]
+    column = frame[name]
     if column.is_text:
         return np.where(known, entries, np.array(None, object))
-    if (moments := moments_of(frame.columns[cells.name])) is not None:
+    if (moments := moments_of(frame.columns[name])) is not None:
         found = moments.moments(np.where(known, entries.astype(np.float64), np.nan))
-        dtype = getattr(frame.columns[cells.name], "dtype", None)
+        dtype = getattr(frame.columns[name], "dtype", None)
         return found.astype(dtype) if isinstance(dtype, np.dtype) else found
     dtype = column.entries.dtype
     if dtype.kind == "f":
@@ -401,7 +386,7 @@ def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndar
     if dtype.kind in "iu":
         entries = np.clip(entries, np.iinfo(dtype).min, np.iinfo(dtype).max)
     whole = entries.astype(dtype)
-    return np.where(known, whole.astype(object), np.array(None, object)) if cells.missing else whole
+    return np.where(known, whole.astype(object), np.array(None, object)) if missing else whole
 
 
 def _series(nw: Any, like: Any, name: str, array: np.ndarray) -> Any:

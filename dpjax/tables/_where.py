@@ -12,6 +12,7 @@ from dpjax._core import _checks
 from dpjax._core._columns import Numbers, for_functions, in_64_bits
 from dpjax._core._frames import moments_of
 from dpjax._core._moments import Moments
+from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._records import exact_records
 from dpjax._core._types import Database, PyTree
 from dpjax._tracing._fingerprints import digest
@@ -21,6 +22,8 @@ from dpjax.tables._frame import Column, Frame
 
 Where: TypeAlias = Callable[[dict[str, Any]], Any]
 """Maps one row, a dict of its columns, to a boolean."""
+
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 
 
 class _Entry(np.lib.mixins.NDArrayOperatorsMixin):
@@ -52,33 +55,24 @@ class _Entry(np.lib.mixins.NDArrayOperatorsMixin):
         return other.__jax_array__() if isinstance(other, _Entry) else other
 
 
-@jax.tree_util.register_pytree_node_class
+@frozen_pytree
 class _Moment(_Entry):
     """A date, time or duration in a row.
 
     The class stores it as a number, and compares it with other dates, times or durations.
     """
 
-    def __init__(self, number: jax.Array, moments: Moments) -> None:
-        self.number, self.moments = number, moments
+    number: jax.Array
+    moments: Moments = static()
 
     def __jax_array__(self) -> jax.Array:
         return self.number
-
-    def tree_flatten(self) -> tuple[tuple[jax.Array], Moments]:
-        """Returns the number as a pytree leaf, so that JAX functions accept a `_Moment`."""
-        return (self.number,), self.moments
-
-    @classmethod
-    def tree_unflatten(cls, moments: Moments, leaves: tuple[jax.Array]) -> "_Moment":
-        """Returns a `_Moment` of the same kind, with the number `leaves[0]`."""
-        return cls(*leaves, moments)
 
     def _number(self, other: Any) -> Any:
         return other.number if isinstance(other, _Moment) else self.moments.number(other)
 
 
-@jax.tree_util.register_pytree_node_class
+@frozen_pytree
 class _Whole(_Entry):
     """A 64-bit integer in a row, which may be missing or unsigned.
 
@@ -86,27 +80,14 @@ class _Whole(_Entry):
     comparisons with integers use the integer itself.
     """
 
-    _COMPARISONS = frozenset(
-        {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal}
-    )
-
-    def __init__(self, number: jax.Array, known: jax.Array) -> None:
-        self.number, self.known = number, known
+    number: jax.Array
+    known: jax.Array
 
     def __jax_array__(self) -> jax.Array:
         return jnp.where(self.known, self.number.astype(float), jnp.nan)
 
-    def tree_flatten(self) -> tuple[tuple[jax.Array, jax.Array], None]:
-        """Returns the number, and whether it is known, as pytree leaves."""
-        return (self.number, self.known), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, leaves: tuple[jax.Array, jax.Array]) -> "_Whole":
-        """Returns an integer with these pytree leaves."""
-        return cls(*leaves)
-
     def _applied(self, ufunc: np.ufunc, inputs: list[Any]) -> Any:
-        if ufunc not in self._COMPARISONS or not all(map(self._is_exact, inputs)):
+        if ufunc not in _COMPARISONS or not all(map(self._is_exact, inputs)):
             return super()._applied(ufunc, inputs)
         numbers = (x.number if isinstance(x, _Whole) else jnp.asarray(x, self.number.dtype)
                    for x in inputs)  # fmt: skip

@@ -7,13 +7,13 @@ import pytest
 from scipy import stats
 
 import dpjax
-from dpjax.population._ask import _check_runs
 from dpjax.population._latents import Latents
 from dpjax.population._tempered import (
     _LEAST,
     ISLANDS,
     RANDOM,
     Islands,
+    _check_runs,
     along_a_path,
     effective_size,
     runs_that_count,
@@ -46,7 +46,7 @@ def test_functions_of_normal_numbers_have_the_law_of_the_program(keys):
     found = Latents.of(draws_of_many_kinds, jax.random.key(0))
     count = 4000
     normal = jax.random.normal(jax.random.key(1), (count, found.size))
-    ours = jax.jit(jax.vmap(found.evaluate_flat))(normal)
+    ours = jax.jit(jax.vmap(found.evaluate))(normal)
     real = jax.jit(jax.vmap(draws_of_many_kinds))(jax.random.split(jax.random.key(2), count))
     for name, numbers in real.items():
         assert stats.ks_2samp(np.asarray(ours[name]), np.asarray(numbers)).pvalue > 1e-5, name
@@ -221,7 +221,7 @@ def test_moved_populations_have_the_values_of_failures():
     world = World.of(jax.random.key(0), privates, jax.random.uniform, coins, 12, None)
     latents = Latents.of(world.simulated, jax.random.key(0))
     rows = jax.random.normal(jax.random.key(1), (24, latents.size))
-    nan, host, ones = (np.asarray(x) for x in jax.vmap(latents.evaluate_flat)(rows)["values"])
+    nan, host, ones = (np.asarray(x) for x in jax.vmap(latents.evaluate)(rows)["values"])
     assert (ones > 6).any()
     np.testing.assert_array_equal(host, np.where(ones > 6, -5, ones))
     replaced = jnp.asarray(np.where(ones > 6, 0, ones).astype(np.float32))

@@ -216,8 +216,8 @@ def of_averages(table, by):
 
 def of_entries(table, by):
     asked = table._asked("count_distinct", ["x"], by=by, once=True)
-    query, column = DistinctCount.of(asked.cells.shape, asked.people), table._frame["x"]
-    records = {CELL: asked.cells.codes, WORDS: words_of(column)}
+    query = DistinctCount(asked.cells.shape, asked.people, **asked.people.about)
+    records = {CELL: asked.cells.codes, WORDS: words_of(table._frame["x"])}
     return query(queries.PaddedRecords(records, asked.present)), query
 
 

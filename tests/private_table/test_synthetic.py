@@ -267,9 +267,9 @@ def read(monkeypatch):
     """Takes a table and arguments to its plan, and to a function that counts marginals."""
 
     def stopped(key, codes, plan, **how):
-        from dpjax.tables._synthesis import _Counts
+        from dpjax.tables._synthesis import _counts_of
 
-        raise ReadError(plan, _Counts(codes, plan))
+        raise ReadError(plan, _counts_of(codes, plan))
 
     monkeypatch.setattr(_synthesis, "cells_of_rows", stopped)
 
