@@ -126,15 +126,15 @@ def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
     """Checks the arguments of `by`, and returns the `Groups` of the column."""
     if not callable(column):
-        check_name("column, unless it is a function,", column)
+        check_name("column", column, ", or a function of a record")
     return Groups(column, _checked_keys(keys), of)
 
 
-def check_name(name: str, column: object) -> None:
-    """Refuses anything except the name or the index of a column."""
+def check_name(name: str, column: object, others: str = "") -> None:
+    """Refuses anything except the name or the index of a column; `others` is for the message."""
     if isinstance(column, bool) or not isinstance(column, (str, int)):
         raise TypeError(
-            f"{name} must be the name or index of a column, got {_checks.shown(column)}"
+            f"{name} must be the name or index of a column{others}, got {_checks.shown(column)}"
         )
 
 
