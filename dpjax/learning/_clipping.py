@@ -226,8 +226,7 @@ class ClippedGradients:
         chosen = self.argnums if isinstance(self.argnums, tuple) else (self.argnums,)
         if not all(0 <= number < len(given) for number in chosen):
             raise ValueError(
-                f"argnums={self.argnums} must be positions of arguments in front of the examples,"
-                f" got {len(given)} such arguments"
+                f"argnums={self.argnums} must be positions of arguments in front of the examples"
             )
         found = tuple(given[number] for number in chosen)
         leaves = jax.tree.leaves(found)

@@ -283,12 +283,9 @@ def fit(
     numbers = Numbers(
         clipped.clip_norm, multiplier, float(rounded_down(multiplier)), size, of_optimizer
     )
+    part = clipped.microbatch_size
     step = functools.partial(
-        training_step,
-        loss=one_loss,
-        update=update,
-        sampling=sampling,
-        microbatch_size=clipped.microbatch_size,
+        training_step, loss=one_loss, update=update, sampling=sampling, microbatch_size=part
     )
     jax.eval_shape(step, now, records, numbers)
 

@@ -83,14 +83,13 @@ def guarantee(
         >>> learning.guarantee(state, sampling, delta=1e-5)
         (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
-    given: object = state
-    noise = given.noise if isinstance(given, (AdaptiveNoiseState, CorrelatedNoiseState)) else given
+    noise = state.noise if isinstance(state, (AdaptiveNoiseState, CorrelatedNoiseState)) else state
     if not isinstance(noise, NoiseState):
         raise TypeError(
             "state must be a state of gaussian_noise, adaptive_noise or correlated_noise (for a"
             f" state of optax.chain, pass its first element), got {_checks.described(state)}"
         )
-    strategy = given.strategy if isinstance(given, CorrelatedNoiseState) else None
+    strategy = state.strategy if isinstance(state, CorrelatedNoiseState) else None
     # A caller may pass only the `NoiseState` inside of a `CorrelatedNoiseState`. A `NoiseState`
     # does not contain the strategy.
     if strategy is None and sampling.groups < noise.bands:
@@ -129,7 +128,7 @@ def guarantee(
     if simulated is None:
         promised = dp_sgd(sampling, noise_multiplier=multiplier, privacy_unit=privacy_unit, **run)
     else:
-        _check_covered(simulated, sampling, given, noise)
+        _check_covered(simulated, sampling, state, noise)
         promised = _by_simulation(simulated, DpSgdRun(sampling, **run).checked(), privacy_unit)
     if seeded or is_seeded(noise.key):
         promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))

@@ -170,10 +170,8 @@ def traced(
         called, (value, aux) = jax.make_jaxpr(pair, return_shape=True)(*arguments)
     arrays = jax.tree.leaves(arguments)
     if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not is_float(value):
-        raise ValueError(
-            "loss must return the loss of one example, a real scalar, got "
-            f"{_checks.described(value)}"
-        )
+        found = _checks.described(value)
+        raise ValueError(f"loss must return the loss of one example, a real scalar, got {found}")
     _check_operations(called)
     ends = [0, *itertools.accumulate(len(jax.tree.leaves(argument)) for argument in given)]
     chosen = argnums if isinstance(argnums, tuple) else (argnums,)

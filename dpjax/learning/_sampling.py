@@ -186,11 +186,6 @@ class BatchSampling:
                 size; or if `step` is missing where it is needed, or is given elsewhere.
         """
         check_key(key)
-        if self.kind == "fixed" and self.groups != 1:
-            raise ValueError(
-                "groups must be 1 for batches of a fixed size, which draw from all records, got"
-                f" {self.groups}: use cyclic_sampling"
-            )
         if (step is None) != (self.groups == 1):
             wanted = "None" if self.groups == 1 else "the number of the step"
             raise ValueError(
@@ -213,9 +208,7 @@ class BatchSampling:
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and give each shard its slots"
         )
-        if self.kind == "fixed":
-            return _fixed(key, self)
-        return _of_joining(key, self, present, step)
+        return _draw(key, self, present, step)
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
@@ -484,10 +477,25 @@ def _whole_step(step: Scalar) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _of_joining(
+def _draw(
     key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array | None
 ) -> Batch:
-    """Returns the batch of the records that join, in a random order."""
+    """Draws a batch of records in a random order."""
+    if sampling.kind == "fixed":
+        everyone, turn = jnp.ones(sampling.n, bool), None
+        order = _in_random_order(key, jnp.arange(sampling.n, dtype=jnp.int32), everyone)
+        indices, mask = order[: sampling.capacity], everyone[: sampling.capacity]
+    else:
+        indices, mask, turn = _of_joining(key, sampling, present, step)
+    drawn_by = number_of(sampling, seeded=is_seeded(key))
+    turn = jax.tree.map(lambda x: jnp.broadcast_to(x, indices.shape), turn)
+    return Batch(indices, mask, sampling.capacity, drawn_by, turn)
+
+
+def _of_joining(
+    key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array | None
+) -> tuple[jax.Array, jax.Array, Turn | None]:
+    """Returns the records that join in a random order, the mask of the slots, and the turn."""
     key_joins, key_order = jax.random.split(key)
     joins, bins = _joins(key_joins, sampling, step), jnp.uint32(0)
     if present is not None:
@@ -502,7 +510,7 @@ def _of_joining(
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
-    return _batch(key, sampling, indices, mask, None if step is None else Turn(step, bins))
+    return indices, mask, None if step is None else Turn(step, bins)
 
 
 def _joins(key: Key, sampling: BatchSampling, step: jax.Array | None) -> jax.Array:
@@ -523,13 +531,6 @@ def _joins(key: Key, sampling: BatchSampling, step: jax.Array | None) -> jax.Arr
     return joins
 
 
-@functools.partial(jax.jit, static_argnames="sampling")
-def _fixed(key: Key, sampling: BatchSampling) -> Batch:
-    everyone = jnp.ones(sampling.n, bool)
-    order = _in_random_order(key, jnp.arange(sampling.n, dtype=jnp.int32), everyone)
-    return _batch(key, sampling, order[: sampling.capacity], everyone[: sampling.capacity])
-
-
 def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array:
     """Permutes the indices uniformly, with the empty slots last.
 
@@ -540,15 +541,3 @@ def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array
     words = jax.random.bits(key, (4, len(indices)), jnp.uint32)
     *_, ordered = lax.sort((~mask, *words, indices), num_keys=5)
     return ordered
-
-
-def _batch(
-    key: Key,
-    sampling: BatchSampling,
-    indices: jax.Array,
-    mask: jax.Array,
-    turn: Turn | None = None,
-) -> Batch:
-    drawn_by = number_of(sampling, seeded=is_seeded(key))
-    turn = jax.tree.map(lambda x: jnp.broadcast_to(x, indices.shape), turn)
-    return Batch(indices, mask, sampling.capacity, drawn_by, turn)

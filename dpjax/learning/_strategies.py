@@ -65,14 +65,17 @@ class Strategy(abc.ABC):
         """Computes `entries`."""
 
     @property
-    @abc.abstractmethod
     def rounding(self) -> float:
-        """How many grid units rounding may add to the difference of neighbors, in a coordinate."""
+        """How many grid units rounding may add to the difference of neighbors, in a coordinate.
+
+        Each row is rounded once, which adds less than 1.
+        """
+        return 1.0
 
     @property
-    @abc.abstractmethod
     def largest_noise(self) -> int:
-        """The bound to which the noise of an update is clamped before it is kept."""
+        """The bound to which the noise of an update is clamped before it is kept: an int32."""
+        return 2**31 - 1
 
     @abc.abstractmethod
     def nothing_kept(self, leaf: jax.Array) -> PyTree:
@@ -103,13 +106,11 @@ class Strategy(abc.ABC):
         kept = np.array(given)
         if kept.dtype != np.int32 or not fits:
             raise ValueError(
-                f"{name} must be an int32 array of {shape}, got {_checks.described(given)}: use"
-                f" {MAKERS}"
+                f"{name} must be an int32 array of {shape}, got {_checks.described(given)}"
             )
         if np.abs(kept.astype(np.int64)).max() > 2**bits:
             raise ValueError(
-                f"{name} must be from -2^{bits} to 2^{bits}, got {kept.min()} to {kept.max()}: use"
-                f" {MAKERS}"
+                f"{name} must be from -2^{bits} to 2^{bits}, got {kept.min()} to {kept.max()}"
             )
         kept.flags.writeable = False
         object.__setattr__(self, name, kept)
@@ -244,16 +245,6 @@ class BandedStrategy(Strategy):
 
     def _entries(self) -> np.ndarray:
         return self.numerators / 2**BITS
-
-    @property
-    def rounding(self) -> float:
-        """Each row is rounded once, so a coordinate changes by less than 1."""
-        return 1.0
-
-    @property
-    def largest_noise(self) -> int:
-        """The largest int32."""
-        return 2**31 - 1
 
     def nothing_kept(self, leaf: jax.Array) -> jax.Array:
         """Returns zeros. Later, the noise of update j is stored at index j modulo `bands` - 1."""

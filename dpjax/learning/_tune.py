@@ -165,9 +165,7 @@ def tune(
     law = checked_repetitions(runs, _shape(distribution))
     relation = relation_or_inherited(relation, NeighboringRelation.ADD_OR_REMOVE_ONE, payer=ledger)
     if any(isinstance(one, Account) for one in told()):
-        raise ValueError(
-            "a ledger is open: pass it to tune as ledger=, instead of opening it by `with ledger`"
-        )
+        raise ValueError("a ledger is open: pass it to tune as ledger=, do not open it by `with`")
     prices = [_price(fit_one, candidate, relation, epsilon) for candidate in candidates]
     promised = _promised(prices, law, delta, key)
     state = like = _State(key, np.float32(-math.inf), np.int32(-1), None)
@@ -261,17 +259,17 @@ class RunAccount(Account):
         found = _price_of(release, self._relation, self._score_epsilon)
         if self._price is None:
             raise Priced(found)
-        if self.payments == 0:
-            _refuse_dearer(found.one, self._price.one, release.what)
-        elif self.payments == 1 and self._score_epsilon:
-            unit = self._price.one.guarantee.privacy_unit
-            _refuse_dearer_score(found.one.guarantee, self._score_epsilon, unit, release.what)
-        else:
-            releases = "two releases" if self._score_epsilon else "one release"
+        paid = [self._price.one]
+        if self._score_epsilon:
+            unit = paid[0].guarantee.privacy_unit
+            bound = Guarantee(self._score_epsilon, 0.0, relation=self._relation, privacy_unit=unit)
+            paid.append(OneRun(bound))
+        if self.payments == len(paid):
             raise ValueError(
-                f"fit_one must make only {releases}, got one more, {release.what} with"
-                f" {release.guarantee}: the price of a run does not include another release"
+                f"the number of releases of fit_one must be {len(paid)}, got one more, which the"
+                f" price of a run does not include: {release.what} with {release.guarantee}"
             )
+        _refuse_dearer(found.one, paid[self.payments], release.what)
         self.payments += 1
 
 
@@ -295,21 +293,9 @@ def _refuse_dearer(found: OneRun, paid: OneRun, what: str) -> None:
     covered &= now.privacy_unit == before.privacy_unit
     if not covered or found.training != paid.training:
         raise ValueError(
-            "fit_one must make the same release for a candidate each time, by noise, steps and"
-            f" batches of this candidate, got {what} with {now} now and {before} before"
-        )
-
-
-def _refuse_dearer_score(promised: Guarantee, epsilon: float, unit: str, what: str) -> None:
-    if promised.delta or promised.epsilon > epsilon:
-        raise ValueError(
-            f"the score must be released with an epsilon of at most score_epsilon={epsilon:g} and"
-            f" delta 0, such as by dpjax.laplace, got {what} with {promised}"
-        )
-    if promised.privacy_unit != unit:
-        raise ValueError(
-            f"the score must be released with privacy_unit={unit!r}, like the first release, got "
-            f"{what} with {promised}: the two costs can be added only for one privacy unit"
+            f"fit_one must make the releases that were paid for, got {what} with {now} instead of"
+            f" {before}: let noise, steps and batches depend on the candidate alone, and release a"
+            " score with score_epsilon, such as by dpjax.laplace, for the same privacy unit"
         )
 
 
@@ -349,12 +335,10 @@ def _shape(distribution: Distribution | float) -> float:
     if isinstance(distribution, str):
         _checks.choice("distribution", distribution, tuple(_SHAPES))
         return _SHAPES[distribution]
-    if isinstance(distribution, bool) or not isinstance(distribution, (int, float)):
-        given = _checks.shown(distribution)
-        raise TypeError(f"distribution must be a name or a number, got {given}")
-    if not -1 < distribution <= 1:
-        raise ValueError(f"distribution must be above -1 and at most 1, got {distribution}")
-    return float(distribution)
+    shape = _checks.finite("distribution", distribution)
+    if not -1 < shape <= 1:
+        raise ValueError(f"distribution must be above -1 and at most 1, got {shape}")
+    return shape
 
 
 def _price(

@@ -105,8 +105,7 @@ def command_line(
         >>> float(total(jnp.array([1.0, 2.5])))
         3.5
     """
-    words: list[object] = [*arguments]
-    if isinstance(arguments, str) or not all(isinstance(word, str) for word in words):
+    if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
         raise TypeError(f"arguments must be a sequence of strings, got {arguments!r}")
     if not arguments:
         raise ValueError("arguments must name a program, got none")
