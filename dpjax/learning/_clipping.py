@@ -87,10 +87,7 @@ class ClippedSum:
         # This returns new containers each time, because a caller may change a dict in place.
         return jax.tree.map(jnp.asarray, self._value)
 
-    def sensitivity(
-        self,
-        relation: NeighboringRelation | None = None,
-    ) -> Sensitivity:
+    def sensitivity(self, relation: NeighboringRelation | None = None) -> Sensitivity:
         """The largest change by one record: `norm_bound`, or twice that under replace-one.
 
         This bound is for the sum itself. Add noise first, and then divide by the batch size: the

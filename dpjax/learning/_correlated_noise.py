@@ -189,11 +189,7 @@ def correlated_noise(
 
 
 def initial_state(
-    key: Key,
-    parameters: PyTree,
-    strategy: Strategy,
-    multiplier: float,
-    noise: NoiseKind = "exact",
+    key: Key, parameters: PyTree, strategy: Strategy, multiplier: float, noise: NoiseKind = "exact"
 ) -> CorrelatedNoiseState:
     """Returns the state before the first step, which contains no noise yet."""
     state = first_state(key, parameters, multiplier, noise, strategy.bands)

@@ -27,13 +27,7 @@ from dpjax._running._progress import counting
 from dpjax._tracing._fingerprints import digest
 from dpjax._version import __version__
 from dpjax.accounting._compose_at import risk
-from dpjax.accounting._dp_sgd import (
-    DpSgdRun,
-    dp_sgd,
-    dp_sgd_risk,
-    least_capacity,
-    rare_enough,
-)
+from dpjax.accounting._dp_sgd import DpSgdRun, dp_sgd, dp_sgd_risk, least_capacity, rare_enough
 from dpjax.accounting._least_noise import dp_sgd_noise_multiplier
 from dpjax.accounting._ledger import Ledger
 from dpjax.accounting._monte_carlo import SimulatedLosses
@@ -424,10 +418,7 @@ RISK_OF_TRAINING.append(risk_of_training)
 
 
 def _planned_sampling(
-    n: int,
-    batch_size: float | None,
-    sampling: BatchSampling | None,
-    strategy: Strategy | None,
+    n: int, batch_size: float | None, sampling: BatchSampling | None, strategy: Strategy | None
 ) -> BatchSampling:
     """Returns the given sampling, or one of this batch size with a slot for each record."""
     _checks.instance("strategy", strategy, Strategy | None, MAKERS)

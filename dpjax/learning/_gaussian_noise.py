@@ -77,11 +77,7 @@ class NoiseState(TrainingState):
 
 
 def gaussian_noise(
-    key: Key,
-    *,
-    noise_multiplier: Scalar,
-    batch_size: float,
-    noise: NoiseKind = "exact",
+    key: Key, *, noise_multiplier: Scalar, batch_size: float, noise: NoiseKind = "exact"
 ) -> "optax.GradientTransformation":
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 

@@ -350,8 +350,7 @@ def participation_losses(
     _checks.instance("sampling", sampling, BatchSampling, makers)
     if not sampling.one_key:
         raise ValueError(
-            f"sampling must be made by {makers}, got {sampling}: for other samplings, no simulation"
-            " is needed, because learning.guarantee uses a formula"
+            f"sampling must be made by {makers}, got {sampling}: others need no losses"
         )
     _checks.instance("strategy", strategy, Strategy | None, MAKERS)
     if sampling.kind == "separated" and strategy is not None and strategy.bands > sampling.groups:

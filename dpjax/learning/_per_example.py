@@ -160,9 +160,8 @@ def traced(
                 f" work here. It raised {type(error).__name__}: {error}"
             ) from error
         if has_aux and (type(found) is not tuple or len(found) != 2):
-            raise TypeError(
-                f"loss must return (loss, aux) with has_aux, got {type(found).__name__}"
-            )
+            kind = type(found).__name__
+            raise TypeError(f"loss must return (loss, aux) with has_aux, got {kind}")
         return found if has_aux else (found, None)
 
     arguments = jax.eval_shape(lambda *arrays: arrays, *given, example)

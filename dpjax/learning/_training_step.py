@@ -44,7 +44,7 @@ from dpjax.targets._optax_training import optax_promotion
 _KIND = "training"
 
 
-class TrainingFile:
+class TrainingFile(contextlib.ExitStack):
     """A checkpoint: a file with an epoch and a state, used by one process at a time.
 
     Without a path, all methods do nothing.
@@ -52,11 +52,11 @@ class TrainingFile:
 
     def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
         """Refuses a path that cannot be a file. `run` describes the training in public values."""
+        super().__init__()
         self._path = None if path is None else pathlib.Path(os.fspath(path))
         # Converts tuples to lists, because JSON has no tuples and the file is compared with this
         # value.
         self._run = json.loads(json.dumps(run))
-        self._open = contextlib.ExitStack()
         if self._path is not None:
             check_folder(self._path, "checkpoint")
             if self._path.is_dir():
@@ -70,11 +70,8 @@ class TrainingFile:
         if self._path is not None:
             lock = self._path.with_name(f"{self._path.name}.lock")
             refusal = f"checkpoint {self._path} is used by another training: name another file"
-            self._open.enter_context(alone(lock, refusal))
+            self.enter_context(alone(lock, refusal))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
 
     def read(self, like: PyTree) -> tuple[int, PyTree] | None:
         """Returns the stored epoch and state, or None. `like` has the structure of the state."""

@@ -70,8 +70,7 @@ class Trainings:
         if _checks.is_staging() and not _checks.is_traced(key):
             raise ValueError(
                 "key must be an argument of the compiled function that trains, got a key from "
-                "outside of this function: every run of the program would draw the same noise, "
-                "and the program would keep the key"
+                "outside: every run would draw the same noise, and the program would keep the key"
             )
         if number == 0:
             tell_of_training(key)
@@ -82,10 +81,7 @@ class Trainings:
 
     def __reduce__(self) -> NoReturn:
         """Raises an error, because a copy in another process would count trainings separately."""
-        raise TypeError(
-            "an optimizer that adds noise cannot be pickled: every process would draw the same"
-            " noise; make one in each process, from its own key"
-        )
+        raise TypeError("noise cannot be pickled: make one in each process, from its own key")
 
     def __deepcopy__(self, _: object) -> "Trainings":
         return self

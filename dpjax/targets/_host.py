@@ -277,9 +277,7 @@ def _as_declared(spec: jax.ShapeDtypeStruct, value: jax.typing.ArrayLike) -> np.
     with np.errstate(all="ignore"):
         converted = array.astype(spec.dtype)
     if jnp.issubdtype(spec.dtype, jnp.integer) and np.any(converted != array):
-        raise OverflowError(
-            f"the function returned integers that are out of the range of {spec.dtype}"
-        )
+        raise OverflowError(f"the function returned integers out of the range of {spec.dtype}")
     return converted
 
 
