@@ -131,15 +131,9 @@ def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
     """Returns a guarantee as a dict for JSON, with all digits of its numbers."""
     known = concrete(guarantee)
     numbers = {name: _number_to_json(getattr(known, name)) for name in NUMBERS}
-    events = [
-        (
-            event.gamma,
-            event.confidence,
-            event.identity,
-            *(() if event.records is None else (event.records,)),
-        )
-        for event in known.events
-    ]
+    # The last entry of an event, `records`, is left out if it is None.
+    fields = [tuple(vars(event).values()) for event in known.events]
+    events = [event if event[-1] is not None else event[:-1] for event in fields]
     parts = {**vars(known), **numbers, "events": events, "relation": known.relation.value}
     if known.replacing is None:
         del parts["replacing"]
