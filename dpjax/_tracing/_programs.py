@@ -379,7 +379,7 @@ class KeptJit(Generic[T]):
 
     def __call__(self, *arguments: Any, **named: Any) -> T:
         """Calls the compiled function."""
-        return self._of(named)(*arguments, **named)
+        return self._compiled(tuple(map(named.pop, self._static)))(*arguments, **named)
 
     def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(...).trace` does."""
