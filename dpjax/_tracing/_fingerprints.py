@@ -96,8 +96,8 @@ def _encode(sink: _Sink, value: Any) -> None:
         _encode(sink, (type(value).__qualname__, fields))
     elif isinstance(value, dict):
         sink.update(b"(2" + _of_name("dict") + b"(%d" % len(value))
-        for item in sorted(value.items(), key=lambda item: str(item[0])):
-            _encode_items(sink, item)
+        for key in sorted(value, key=str):
+            _encode_items(sink, (key, value[key]))
     elif type(value).__name__ == "PRNGImpl":
         implementation: Any = value
         text = implementation.name

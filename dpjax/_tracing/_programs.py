@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Generator, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -373,13 +374,21 @@ class KeptJit(Generic[T]):
             return jax.jit(run, donate_argnums=donate)
 
         self._compiled = compiled
+        self._last: tuple[tuple[object, ...], Any] = (), None
 
     def _of(self, named: dict[str, Any]) -> Any:
         return self._compiled(tuple(map(named.pop, self._static)))
 
     def __call__(self, *arguments: Any, **named: Any) -> T:
         """Calls the compiled function."""
-        return self._compiled(tuple(map(named.pop, self._static)))(*arguments, **named)
+        values = tuple(map(named.pop, self._static))
+        known, run = self._last
+        # If the static arguments are the same objects as in the previous call, they need not be
+        # hashed.
+        if run is None or not all(map(operator.is_, known, values)):
+            run = self._compiled(values)
+            self._last = values, run
+        return run(*arguments, **named)
 
     def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
         """Traces the function for these arguments, as `jax.jit(...).trace` does."""
