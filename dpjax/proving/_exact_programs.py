@@ -32,7 +32,10 @@ from dpjax.proving._operations import operation_of
 # The indices that locate an operation in a program and its inner programs, as in `Step.path`.
 Path = tuple[int, ...]
 Kind = ExactSums | ExactVariance | ExactScatter
-_KINDS = ExactSum, ExactCumulative, ExactWindows, ExactVariance, ExactScatter
+_KINDS = {
+    kind.__name__: kind
+    for kind in (ExactSum, ExactCumulative, ExactWindows, ExactVariance, ExactScatter)
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +146,8 @@ def kind_of(equation: Equation) -> Kind | None:
     program must be equal to the program that this name encodes.
     """
     name = str(equation.params.get("name"))
-    kind = next((x for kind in _KINDS if (x := kind.named(name)) is not None), None)
+    named = _KINDS.get(name.partition("_")[0])
+    kind = named and named.named(name)
     if kind is None or len(equation.invars) != (3 if isinstance(kind, ExactScatter) else 1):
         return None
     specs = list(map(_spec, equation.invars))

@@ -86,9 +86,7 @@ class Named:
     @classmethod
     def named(cls, name: str) -> Self | None:
         """Returns the program that a name encodes; None if the name encodes none."""
-        kind, _, fields = name.partition("_")
-        if kind != cls.__name__:
-            return None
+        fields = name.removeprefix(f"{cls.__name__}_")
         try:
             found = cls(*ast.literal_eval(bytes.fromhex(fields).decode()))
         except (ValueError, TypeError, SyntaxError):

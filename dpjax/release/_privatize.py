@@ -133,10 +133,12 @@ class _Kind(NamedTuple):
 
     Attributes:
         records: the structure, shapes and dtypes.
+        shapes: the same, as a pytree of `jax.ShapeDtypeStruct`.
         plan: how such databases are released.
     """
 
     records: TreeSpec
+    shapes: Database
     plan: Inside
 
 
@@ -292,7 +294,8 @@ class PrivateFunction:
         It raises an error if the noise of the mechanism is too small for the target.
         """
         least = needed(self.target, self.mechanism.sensitivity, records)
-        return _Kind(records, plan_of(self.target, covering(self._accepting, least)))
+        plan = plan_of(self.target, covering(self._accepting, least))
+        return _Kind(records, records.tree(), plan)
 
     def _traced(self, kind: _Kind) -> Program:
         """Returns the target's current program, traced again if the target may have changed."""
@@ -302,7 +305,7 @@ class PrivateFunction:
         target = kind.plan.target
         if isinstance(target, KnowsSensitivity):
             target = self._unchanging(kind.plan.target)
-        program = Program.trace("target", target, kind.records.tree())
+        program = Program.trace("target", target, kind.shapes)
         # The target was just traced, so the trace contains all changes of traced code. But code
         # that runs on the host was copied earlier, so check that it has not changed since then.
         if program.is_concrete and program.calls_host:
