@@ -75,8 +75,7 @@ class PaddedWalk(Walk):
     ) -> list[Any]:
         """Returns `outputs` unchanged.
 
-        Cells and lemmas tighten the results of other walks here. They do not say how a result
-        depends on the slots.
+        `Walk.sharpened` uses facts that do not say how a result depends on the slots.
         """
         return outputs
 

@@ -99,7 +99,11 @@ class Coordinates:
     arrays: Sequence[Columns]
 
     def repeated(self, numbers: Sequence[float]) -> Array:
-        """Returns a record as an array of one row, given one number for all entries of an array."""
+        """Returns one record, as an array with one row of coordinates.
+
+        `numbers` has one number for each array of the database. All coordinates of the record in
+        that array are equal to this number.
+        """
         sizes = [math.prod(x.shape) for x in self.arrays]
         return np.repeat(np.asarray(numbers, float), sizes)[None]
 
@@ -191,7 +195,8 @@ class Split(NamedTuple):
     Attributes:
         pair: the two records, among all sampled ones, whose rows are farthest apart.
         boxes: the number of boxes for which a row was bounded.
-        tighter: bounds for the proof of the whole program. They are tighter than those of a walk.
+        tighter: bounds on the array. The proof of the whole program uses them in place of bounds
+            that follow from the rules of single operations.
     """
 
     pair: tuple[Array, Array]
@@ -257,7 +262,10 @@ def _facts(x: Abstract, low: Array, high: Array, each: Array, norms: dict[str, f
 
 
 def _hull(boxes: Boxes, low: Any = np.inf, high: Any = -np.inf) -> tuple[Array, Array]:
-    """Returns the range of g over all boxes, extended to contain `low` and `high`."""
+    """Returns bounds on g(x), the row of record x, that are valid for x in any of the boxes.
+
+    The bounds are extended to contain `low` and `high`.
+    """
     least = np.minimum(boxes.least.min(0, initial=np.inf), low)
     return least, np.maximum(boxes.most.max(0, initial=-np.inf), high)
 
@@ -295,7 +303,7 @@ def _can_halve(boxes: Boxes) -> Any:
 
 
 def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: float) -> list[Boxes]:
-    """Returns the halves of boxes. When `end` is reached, the remaining boxes are not halved."""
+    """Halves boxes until `time.monotonic()` reaches `end`, and returns the other boxes whole."""
     axes = _order(enclose, boxes, scores, norm)
     low, high, parents = boxes.low, boxes.high, np.arange(len(boxes))
     # If there are only a few boxes, they are halved along several axes at once.

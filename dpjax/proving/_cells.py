@@ -82,7 +82,7 @@ class Cells:
     alone: bool
 
     def farthest(self, d: np.ndarray) -> np.ndarray:
-        """Bounds the change of the array if the base changes by at most `d`."""
+        """Bounds the change of an entry if the same entry of `base` changes by at most `d`."""
         count = len(self.low)
         reach = np.minimum(self.base.reach(d), count)
         found = np.zeros(np.shape(d))
@@ -180,7 +180,10 @@ def _one_cell(base: Base, x: Abstract) -> Cells:
 def _by_cell(
     rule: Callable[..., Abstract], operands: Sequence[tuple[Abstract, Cells]], chooses: bool
 ) -> Cells:
-    """Returns the intervals of the result in the cells of one base."""
+    """Applies a rule to each cell of a base array, and returns one interval of the result per cell.
+
+    All given `Cells` are those of the same base array.
+    """
     xs, cells = zip(*operands, strict=True)
     count = max(len(one.low) for one in cells)
     lows = [np.array(np.broadcast_to(one.low, count)) for one in cells]
@@ -242,13 +245,14 @@ def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
 def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstract:
     """Returns an abstract value in place of a result that the rule refuses.
 
-    Its range covers only the cells whose intervals are known, so it is valid only if all are known.
-    An entry of the result may change wherever an entry of an operand changes.
+    `held` has one interval of the result for each cell. The abstract value covers only the known
+    intervals, so it is valid only if the intervals of all cells are known. An entry of the result
+    may change wherever an entry of an operand changes.
     """
     xs = aligned(*operands)
-    # `held` has intervals for the cells of one or several base arrays. If all intervals for the
-    # cells of one base are known, they contain all results. Then the other bases are ignored if one
-    # of their intervals is unknown.
+    # The cells may be those of several base arrays. If all cells of one base array have a known
+    # interval, these intervals contain every possible result. Then base arrays that have a cell
+    # with an unknown interval are ignored.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)
@@ -261,9 +265,10 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
 def transfer(
     name: str, params: Mapping[str, Any], operands: Sequence[Abstract], found: Abstract
 ) -> bool | None:
-    """Whether each record is known to be counted in `found`; None if `found` has no counts.
+    """Whether each record is known to be counted in one entry of `found`.
 
-    If so, a record that leaves one count always joins another one.
+    In this case, a record that leaves one count joins another count. The result is None if `found`
+    is not known to consist of counts.
     """
     if not found.whole or found.axis is not None or found.apart:
         return None

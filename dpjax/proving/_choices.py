@@ -24,7 +24,8 @@ from dpjax.proving._value import (
 
 BOOL = np.dtype(bool)
 # sure(a, b, gap) returns, for each entry, whether a comparison is certainly true, and whether it is
-# certainly false. If two numbers are closer than `gap`, a device may flush both of them to 0.
+# certainly false. A device may flush tiny numbers to 0. So two numbers that are closer than `gap`
+# may compare as equal.
 Sure = Callable[[Abstract, Abstract, float], tuple[np.ndarray, np.ndarray]]
 
 
@@ -277,8 +278,8 @@ def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
         )
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
-    # A cast from 16 bits may round, too. If a compiler drops the earlier cast to 16 bits, the cast
-    # from 16 bits is applied to the number before both casts.
+    # A cast from 16 bits may round, too: if a compiler drops an earlier cast to 16 bits, the number
+    # still has more bits.
     theta = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6)
     found = lipschitz((x,), (x.low, x.high), (1.0,), dtype=dtype, relative=theta, whole=held)
     return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

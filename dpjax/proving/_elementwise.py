@@ -121,9 +121,11 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
     The derivatives have magnitude 1. A sum of integers is exact if the dtype can represent it.
 
     A compiler may rewrite (x + c) + d as x + (c + d). The rounding error of c + d is the same for
-    f(D) and f(D'), so it widens only the range. If the first operand is a sum, a compiler may also
-    use the second operand as the initial value of this sum. Then each addition of the sum may have
-    the rounding error of a number as large as the second operand.
+    f(D) and f(D'). So it widens the range of the result, but not the bound on its change.
+
+    If the first operand is a sum, a compiler may also use the second operand as the initial value
+    of this sum. Then each addition of the sum may have the rounding error of a number as large as
+    the second operand.
     """
     a, b = aligned(first, second)
     dtype = a.dtype

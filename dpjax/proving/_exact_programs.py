@@ -40,12 +40,12 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class VarianceOf:
-    """An exact variance in a program, and the place of the variable whose variance it is.
+    """An exact variance in a program, and the variable whose variance it is.
 
     Attributes:
         kind: how the exact variance is computed.
-        source: the index of the variable among the results of all operations, or, counted from the
-            end, among the inputs of the program.
+        source: the index of the variable. An index of at least 0 counts the results of all
+            operations. A negative index counts the inputs from the end: -1 is the last input.
     """
 
     kind: ExactVariance
@@ -129,7 +129,7 @@ def _spec(atom: Atom) -> jax.ShapeDtypeStruct:
 
 
 def _call(function: Callable[..., jax.Array], *specs: jax.ShapeDtypeStruct) -> Equation:
-    """Returns the equation that applies a function, which is one operation, to arrays."""
+    """Traces a function that consists of one operation, and returns this operation."""
     (equation,) = jax.make_jaxpr(function)(*specs).jaxpr.eqns
     return equation
 
@@ -207,7 +207,8 @@ def with_sums(public: RecordBounds, sums: Sums) -> RecordBounds:
 
 def _with_exact_sums(target: Callable[[Database], Value], sums: Sums, database: Database) -> Value:
     given, shapes = jax.make_jaxpr(target, return_shape=True)(database)
-    # Paths count the operations of a program in JAX's own primitives.
+    # A path in `sums` contains indices of operations. They are correct only after the program is
+    # rewritten in JAX's own primitives.
     program = in_own_operations("target", given)
     exact = jex.ClosedJaxpr(_rewritten(program.jaxpr, sums, ()), program.consts)
     outputs = jex.jaxpr_as_fun(exact)(*jax.tree.leaves(database))

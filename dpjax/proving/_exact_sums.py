@@ -34,7 +34,8 @@ from dpjax.proving._reductions import (
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 from dpjax.proving._windows import pooled_sum
 
-# The exponents of supported ranges. For these, floats represent all powers of two in this file.
+# The exponents of supported ranges. They are so close to 0 that floats represent every power of two
+# that this file computes.
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 FLOAT64 = np.dtype(np.float64)
@@ -51,7 +52,8 @@ _WORTH_IT = 2.0**-7
 # columns share the grid, so a column of small numbers has fewer bits than a column of large ones.
 # If it has fewer bits than this, the sum stays a sum of floats.
 _LEAST_BITS = {4: 26, 8: 38}
-# Columns whose ranges differ by at most this factor have an exact sum anyway.
+# Columns whose ranges differ by at most this factor have an exact sum, even if one of them has
+# fewer bits than `_LEAST_BITS`.
 _ALIKE = 16.0
 # The relative error of a few operations in float64. It is tiny compared with the rounding of
 # float32.
@@ -151,8 +153,8 @@ class ExactSums(Named):
                 final = final + nearest(largest, rounding.unit(x.dtype))
             return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
-        # The rule checks the terms on the grid, whose ranges are wider. Only here, a range shows
-        # that a term is nearly 0.
+        # `of_floats` makes this check again, but its ranges include the rounding to the grid. They
+        # are so wide that they no longer show that a term is 0. So `x` is checked here.
         if not isinstance(self, ExactSum):
             check_surrounded(x, self.summed, 0.0)
         off = most_off(x, count, self.exponent)
@@ -263,7 +265,8 @@ def most_off(x: Abstract, count: int, exponent: int) -> float:
     # Terms are divided by the step, a power of 2. A compiler may combine it with public factors.
     if x.pending.bits + abs(exponent) + _MOST_BITS > rounding.most_bits(x.dtype):
         raise RefusalError(
-            "the product of the public factors in an exact sum may overflow. Rescale the records"
+            "the public numbers that multiply the terms of an exact sum have a product that may "
+            "overflow. Rescale the records"
         )
     return step_of(exponent, count) / 2
 

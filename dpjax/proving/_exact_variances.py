@@ -76,14 +76,15 @@ class ExactVariance(exact_sums.Named):
             _largest(x, self.center) <= top and 1 <= divisor <= n and abs(self.exponent) <= _MOST
         ):
             raise RefusalError(
-                "the records or the divisor are outside of the range for which this exact variance "
-                "was made"
+                "the records or the divisor are outside of the range that this exact variance "
+                "supports"
             )
         if 2 * (x.pending.bits + abs(self.exponent)) + _MOST > rounding.most_bits(
             exact_sums.FLOAT64
         ):
             raise RefusalError(
-                "the product of the public factors in a variance may overflow. Rescale the records"
+                "the public numbers that multiply the records in a variance have a product that "
+                "may overflow. Rescale the records"
             )
         apart = x.apart + 4 * 2.0**-53 * top
         off = apart + exact_sums.step_of(self.exponent, n) / 2

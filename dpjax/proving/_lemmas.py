@@ -155,10 +155,15 @@ def pooled(s: Abstract, x: Abstract) -> Abstract | None:
 
     Let W be the width of the range of s. Divide each weight by the sum of all n weights. Each
     quotient t_i is at most t = e^W / (n - 1 + e^W). Let record i change, and let m be the mean
-    without record i. The mean of all records is m + t_i (x_i - m). Let K be the intersection of the
-    range and the ball of a record. K is convex and contains m and x_i, so the mean is m + t (y - m)
-    for a point y of K. This is true on both databases, with the same m. So the mean changes by at
-    most t times the diameter of K.
+    without record i. The mean of all records is m + t_i (x_i - m).
+
+    Let K be the intersection of the range and the ball of a record. Let y be the point
+
+        y = m + (t_i / t) (x_i - m) .
+
+    K is convex and contains m and x_i, so K contains y. The mean of all records is m + t (y - m).
+    On a neighbor, m and t are the same, and only y differs. So the mean changes by at most t times
+    the diameter of K.
 
     Suppose that s is a matrix whose entry (j, k) depends only on the records j and k. Then this
     bound is valid for every row of the result except the row of the changed record. That row
@@ -217,10 +222,10 @@ def median(x: Abstract) -> Abstract:
 
 
 def as_records(x: Abstract) -> Abstract:
-    """Returns a sorted vector as an array of records, if at most one of its numbers is replaced.
+    """Returns a sorted vector as an array of records, if one record changes at most one number.
 
-    A number is replaced if it is in the vector of only one of two neighbors. Other arrays are
-    returned unchanged. Only functions that ignore the order of records may use the result.
+    A number that only moves to another index is not counted as a change. Other arrays are returned
+    unchanged. Only functions that ignore the order of records may use the result.
     """
     if x.axis is not None or len(x.shape) != 1 or x.replaced > 1:
         return x

@@ -45,7 +45,7 @@ from dpjax.proving._value import (
 # The largest number of operations in an unrolled loop, which limits the time of the walk.
 _MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-# After the step with this index, `_unrolled` may test the last step before those in between.
+# After the step with this index, `Loop.unrolled` may try the last step, to refuse the loop early.
 _TRIED = 2
 _MOST_SUMS = 2**22  # The largest number of partial sums, which limits the time of the walk.
 # The number of rounds of the search for an invariant, and then for a smaller one.
@@ -64,7 +64,8 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
     few = loop.length * len(live(loop.body)) <= _MOST_OPERATIONS
     if few and not loop.by_record:
         return loop.unrolled(run, tried)
-    # Whether an invariant bounds the loop: merged steps do not affect sums and counters.
+    # Whether to search for an invariant. An invariant does not cover steps that XLA merges. But if
+    # all carries are sums and counters, merged steps do not matter.
     closes = loop.is_apart or not loop.others
     if not few and not closes:
         raise RefusalError(
@@ -120,8 +121,8 @@ def _any_of(xs: Sequence[Abstract]) -> Abstract:
     pending = [x.pending for x in xs]
     if any(p.starts or p.terms > 1 for p in pending):
         raise RefusalError(
-            "a compiler may merge the sums of several steps, which proofs do not support. Sum "
-            "outside of the loop instead"
+            "proofs do not support sums inside of this loop, because a compiler may merge the sums "
+            "of several steps. Sum outside of the loop instead"
         )
     most = {name: max(getattr(p, name) for p in pending) for name in ("shift", "load", "bits")}
     apart = min(found.apart, max(x.apart for x in xs))
@@ -180,7 +181,8 @@ class Loop:
         self.others = [k for k in range(carries) if k not in self.counters | self.sums]
         # Maps the index of a stacked result to the index of the sum whose partial sums it contains.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
-        # The loop body, changed to return the term that is added to a sum in place of the sum.
+        # The loop body, changed so that it returns terms instead of sums: for each sum, the term
+        # that one step adds to it.
         places = enumerate(self.body.outvars)
         outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
@@ -193,12 +195,13 @@ class Loop:
         return found[: len(carry)], found[len(carry) :]
 
     def unrolled(self, run: Run, tried: Run) -> list[Abstract]:
-        """Returns the results of a loop, by a walk of its body for each step.
+        """Returns the results of a loop. The walk visits the body once for each step.
 
         In many loops, each step multiplies by public factors. Their product grows until the walk
-        refuses it. To refuse such a loop early, the walk tests the last step after a few steps. It
-        does so if the product grows by the same factor in two steps, and no step depends on its
-        index.
+        refuses it. To refuse such a loop early, the walk predicts this product for the last step.
+        It tries the last step with the predicted product, and then continues with the next step.
+        The prediction needs two steps in which the product grows by the same factor, and a body
+        that does not depend on the index of the step.
         """
         if self.roots.results and not self.length:
             raise RefusalError("proofs do not support a loop of 0 steps")
@@ -251,7 +254,7 @@ class Loop:
         return [*after, *map(_stacked, rows)]
 
     def outputs(self, run: Run, tried: Run) -> list[Abstract]:
-        """Returns the results of a loop, by an invariant."""
+        """Returns the results of a loop, from an invariant: bounds that are valid in every step."""
 
         def step(walk: Run, carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
             given = dict(zip(self.others, carry, strict=True))
@@ -523,9 +526,9 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
     """Whether a step maps the abstract values `taken` into themselves.
 
-    For each of these values, `met` has a pair from `_met`: the value before the step, and its value
-    after the step. If `_met` changed the value before the step, the result is False, because the
-    step must be walked again from the changed value.
+    `met` contains the pairs (before, after) that `_met` returned: each value before and after the
+    step. If `_met` widened a value before the step, `before` is not the value in `taken`. Then the
+    result is False, because the step must be walked again from `before`.
     """
     if any(x is not before for x, (before, _) in zip(taken, met, strict=True)):
         return False
@@ -534,10 +537,11 @@ def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
 
 
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
-    """Estimates how far all later steps together will exceed the current bounds.
+    """Estimates how much the bounds must grow, so that no later step exceeds them.
 
-    If the last two steps exceeded the bounds by e and e r, the result is e r + e r^2 + ... If r >=
-    1, this series diverges, and the result is a large number.
+    One step exceeded the bounds by `first` = e, and the bounds grew by e. The next step exceeds
+    them by `second` = e r. The result is e r + e r^2 + ... If r >= 1, this series diverges, and the
+    result is a large number.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(first > 0, second / first, 1.0)

@@ -44,7 +44,7 @@ class _Norm(NamedTuple):
     places: tuple[int | None, ...]
 
     def is_of(self, other: "_Norm") -> bool:
-        """Whether entries of both arrays at the same index are multiples of the same norm."""
+        """Whether `self` and `other` contain multiples of the same norm at every index."""
         return self.summed == other.summed and self.places == other.places
 
 
@@ -76,8 +76,8 @@ class Search(Reader):
         root: the program that clips x.
         steps: how many operations the search has passed. It stops after `MOST_STEPS` of them.
         x: the array that is clipped.
-        loose: whether a sum or a maximum is on the way from x to the variable that `above` bounds.
-            Then this variable may be large even if x is 0.
+        loose: whether the search has passed a sum or a maximum. Then the variable at which the
+            search began may be large even if x is 0.
     """
 
     x: Any = None
@@ -90,8 +90,8 @@ class Search(Reader):
 
     def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
         """Returns (a, axes) if a variable is `a` minus the means of `a` over `axes`; else None."""
-        # `_apart` bounds the rounding of the operations that compute x. So this search counts its
-        # own steps.
+        # This is a new search, because `steps` limits the operations that round the norm. The
+        # operations found here round x, and `_apart` bounds their error.
         search = Search(self.root)
         node = search.node(at)
         if node.name != "sub":
@@ -149,7 +149,10 @@ class Search(Reader):
         return first - second if node.name == "sub" else float(first > second)
 
     def is_x(self, at: At) -> bool:
-        """Whether a variable is x, or a second computation of x from an array minus its means."""
+        """Whether a variable is x, or equals x up to rounding.
+
+        The second case is known if both are the same array minus the same means.
+        """
         found = self.node(at)
         if found.scope is self.root and found.atom is self.x:
             return True
@@ -380,7 +383,11 @@ def _clipped_by(
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
-    """Whether each slice of x along `norm.summed` is in one record, and `norm` is its own norm."""
+    """Whether an array of norms contains, at each index, the norm of the slice of x at this index.
+
+    `shape` is the shape of the array of norms. A slice of x extends along the axes `norm.summed`,
+    and must be in one record.
+    """
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
@@ -494,9 +501,9 @@ def at_most_one_over_the_norm(
 
 
 def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float) -> float | None:
-    """Bounds ||x|| divided by the computed norm of x, if the computed norm is at least `least`.
+    """Returns `length` times a bound on ||x|| / v, where v is the computed norm; None if unknown.
 
-    `length` is the bound without rounding.
+    The bound is valid for v >= `least`. Without rounding, it would be 1.
     """
     _, theta, vanished = _errors(x, norm)
     if theta > 2.0**-8 or vanished + slack > least * 2.0**-6:

@@ -48,9 +48,10 @@ def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: A
 def _index(
     x: Abstract, last: int, moves: Callable[[np.ndarray], np.ndarray], **kept: Any
 ) -> Abstract:
-    """Returns the value of an index from 0 to `last`, which may become any other index.
+    """Returns the value of an array of indices from 0 to `last`.
 
-    `moves` says where it may, given bounds on the change of each entry of x.
+    An index that changes may become any other index. `moves` computes which indices may change,
+    from bounds on the change of each entry of x.
     """
     top = np.full((1,) * len(kept["shape"]), float(last))
 

@@ -38,15 +38,16 @@ from dpjax.proving._value import Abstract, Pending, meet
 
 
 class Mark(NamedTuple):
-    """Says which part of a softmax of x an array is.
+    """Describes an array that is an intermediate result of a softmax of x.
 
-    The array contains the exponentials exp(x - max x), or sums of them over `axis`, or quotients of
-    an array t by these sums.
+    The array contains the exponentials exp(x - max x), or sums of exponentials over `axis`, or an
+    array t divided by these sums.
 
     Attributes:
         x: the operand of the softmax.
         axis: the axis of the softmax.
-        of: the exponentials; None if the array itself contains the exponentials.
+        of: the array of exponentials that the sums add up; None if the described array itself
+            contains the exponentials.
         rows: for each entry of the array, the flat index of a sum. The entry is this sum, or t
             divided by this sum. Empty if the array contains the exponentials.
         t: the numerator, if the array contains quotients; otherwise None.
@@ -204,8 +205,8 @@ def _is_call_in(function: Function, equation: Equation, *operands: Abstract, **s
 def _searched(equation: Equation, operands: Sequence[Abstract]) -> Found | None:
     """Returns the value of `jnp.searchsorted`; None if no lemma applies.
 
-    Either the array of levels is public, or the numbers are public and the levels are sorted
-    records.
+    The lemma supports `searchsorted(levels, numbers)` in two cases. In the first case, the levels
+    are public. In the second case, the levels are sorted records, and the numbers are public.
     """
     if len(operands) != 2 or not all(y.is_finite and not y.nan for y in operands):
         return None
@@ -233,7 +234,7 @@ def _interpolated(equation: Equation, operands: Sequence[Abstract]) -> Found | N
 
 
 def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
-    """Returns which operations of a mean of squares or products a compiler may still merge.
+    """Returns the `Pending` of a mean of squares or products.
 
     The mean is a sum divided by n - correction.
     """
@@ -436,8 +437,8 @@ def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
 
     Args:
         scope: the program.
-        weights: a pair: the variable of softmax(s), and those of its axes that are summed.
-        records: a pair: the variable of x, and those of its axes that are summed.
+        weights: the variable of softmax(s), and the axes along which the product sums it.
+        records: the variable of x, and the axes along which the product sums it.
     """
     (by, summed), (of, axes) = weights, records
     x, made, rows = scope.value(of), scope.definition(by), len(aval(by).shape)
@@ -458,9 +459,10 @@ def _means(scope: Scope, weights: Any, records: Any) -> Abstract | None:
 
 
 def _is_of_pairs(scope: Scope, atom: Atom) -> bool:
-    """Whether a matrix is A B^T times known numbers, where A and B have one row for each record.
+    """Whether each entry of a matrix is an entry of A B^T times a known number.
 
-    Then entry (j, k) of the matrix depends only on the records j and k.
+    A and B must have one row for each record. Then entry (j, k) of the matrix depends only on the
+    records j and k.
     """
     made = scope.definition(atom)
     while made is not None and made.primitive.name in ("mul", "div", "transpose"):

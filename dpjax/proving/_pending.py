@@ -57,7 +57,7 @@ def carried(
     """
     bits = _bits(merging, parameters, operands, found.dtype)
     flags = _flags(merging, operands, found)
-    # The rule of `add` has already computed the other fields of `Pending`, by `added`.
+    # For a sum, the rule `add` has already called `added`, which computed all other fields.
     if merging.kind == "sum":
         return found.pending.having(bits=bits, **flags)
     old, new = Pending.of_all([x.pending for x in operands]), found.pending
@@ -89,11 +89,12 @@ def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> d
     """Returns the flags of a result, which are the boolean fields of `Pending`.
 
     If no other operation can cancel an operation, a compiler keeps it. Then the compiler no longer
-    sees that the operands were padded or truncated. So `padded` and `cut` of the result are false.
-    Booleans are an exception, because a compiler may remove a comparison of booleans.
+    sees that an operand was padded (`padded`) or truncated to integers (`cut`). So both flags of
+    the result are false. Booleans are an exception, because a compiler may remove a comparison of
+    booleans.
 
-    `hidden` is set if a compiler may know a result although its range does not show it: for
-    integers, x - x is 0 and x == x is true, and a square is never below 0.
+    `hidden` is set if a compiler may know a result more precisely than its range shows. For
+    integers, x - x is 0 and x == x is true. A square is never below 0.
 
     Indices of a gather or a scatter are not entries of the result, so their truncation does not
     matter.

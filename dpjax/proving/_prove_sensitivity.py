@@ -323,7 +323,7 @@ def own_bound(
 ) -> float:
     """Returns the bound that a target states itself, as queries of dpjax do; otherwise infinity.
 
-    The bound is valid on all databases, and so on databases of clamped records.
+    The bound is valid on all databases. So it is also valid on databases of clamped records.
     """
     if not isinstance(target, KnowsSensitivity) or target._is_rounded:
         return math.inf

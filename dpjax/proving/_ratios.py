@@ -142,10 +142,9 @@ class _Ratios(Reader):
         return all(self.same(x, y, depth - 1) for x, y in pairs)
 
     def by_record(self, at: At) -> At:
-        """If an array repeats one number for each record, returns the vector of these numbers.
+        """If each record's row repeats a single number, returns the vector of these numbers.
 
-        All entries in the row of a record must be copies of the record's number. Other arrays are
-        returned unchanged.
+        Other arrays are returned unchanged.
         """
         start = at
         while True:
@@ -206,10 +205,10 @@ class _Ratios(Reader):
         return 1.0, at
 
     def factor(self, a: tuple[At, ...], b: At) -> _Interval | None:
-        """Returns an interval that contains m_i for all i, if a_i = m_i b_i; None if unknown.
+        """Returns (l, h) such that every a_i is b_i times a number in [l, h]; None if unknown.
 
-        `a` has one or two arrays. If it has two arrays, a_i is the product of their entries. If b
-        has one number for each record, a may have several entries for each record.
+        `a` is a tuple of one or two arrays. For two arrays, a_i is the product of their entries. If
+        b has one number for each record, a may have several entries for each record.
         """
         if len(a) == 2:
             for one, other in (a, a[::-1]):
@@ -238,7 +237,9 @@ class _Ratios(Reader):
         return None
 
     def factor_of_sum(self, a: tuple[At, ...], bs: Sequence[At]) -> _Interval | None:
-        """Returns an interval of numbers m with a = m (b_1 + b_2 + ...), for b_k >= 0.
+        """Returns (l, h) such that every a is b_1 + b_2 + ... times a number in [l, h].
+
+        The b_k must be at least 0. The result is None if no such numbers are known.
 
         Let 0 <= a <= h_k b_k with known numbers h_k > 0, for all k in a set K. Then a / h_k <= b_k.
         The sum of these inequalities over K shows that a times the sum of 1 / h_k over K is at most
@@ -416,8 +417,8 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     dtype, n = walked.dtype, math.prod(weights[0].shape)
     added = n * len(weights)
     if found.spread == "shares":
-        # The divisor is the sum of all entries of A, and each entry of A is itself a rounded sum.
-        # So each term is rounded in two sums.
+        # The dividend A has one sum for each place, and the divisor is the sum of all entries of A.
+        # So each term is rounded twice: in a sum by place, and in the sum of these sums.
         added = 2 * added + math.prod(walked.shape)
     gamma = rounding.sum_units(added, dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:

@@ -48,7 +48,7 @@ _COMPARISONS = names("lt le gt ge eq ne")
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """What the walk over the whole box of a record knows about one result of an operation.
+    """Facts about one result of an operation. They are valid for all records within their bounds.
 
     Attributes:
         low: lower bounds on the computed result.
@@ -59,11 +59,11 @@ class Fact:
             rounding error of this operation alone, and that of the same operation in float64.
         merging: the error per unit of the largest magnitude among operands and results. It arises
             because a compiler may merge operations of the program that computes the bounds.
-        gap: numbers that are closer than this may compare as equal, because a device may flush
-            them.
+        gap: two numbers that are closer than this may compare as equal, because a device may flush
+            tiny numbers to 0.
         axis: the axis of records.
-        of_nan: whether an operand may be NaN. Then the ends cover the results for its numbers in a
-            box, and for NaN.
+        of_nan: whether an operand may be NaN. Then the endpoints of the result cover two cases: the
+            operand is a number in a box, or the operand is NaN.
     """
 
     low: np.ndarray
@@ -83,7 +83,7 @@ class Part:
     Attributes:
         keys: where the program computes this array (`Step.key`). There are several keys if an
             inner program returns the array.
-        value: its abstract value over the whole box.
+        value: its abstract value, for all records within their bounds.
     """
 
     keys: frozenset[Key]
@@ -225,9 +225,9 @@ def enclosed(
 
 
 def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
-    """Returns the forms of records. Coordinate j has slope 1 with respect to itself.
+    """Returns the records, each coordinate as a linear function (`Form`) of all coordinates.
 
-    Integers have no slopes.
+    Coordinate j has slope 1 in coordinate j, and slope 0 in the others. Integers have no slopes.
     """
     found, place = list[Form](), 0
     for low, high in records:
@@ -318,7 +318,10 @@ def _magnitude(x: Ends) -> Any:
 
 
 def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
-    """Widens endpoints by the rounding error, but not beyond the bounds over the whole box."""
+    """Widens endpoints by the rounding error, but not beyond the bounds for all records.
+
+    Also returns the rounding error.
+    """
     (low, high), charge = ends, 0.0
     if low.dtype == bool:
         return (low | (fact.low > 0), high & (fact.high > 0)), charge
@@ -336,7 +339,7 @@ def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
     kind = low.dtype
     least, most = fact.low.astype(kind), fact.high.astype(kind)
     # An endpoint may be NaN, for example the difference of two infinities. It is then replaced by
-    # the endpoint over the whole box.
+    # the bound for all records.
     ends = jnp.where(low > least, low, least), jnp.where(high < most, high, most)
     return ends, charge
 

@@ -40,8 +40,8 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # Only the middle entry of this array can change, so `check_surrounded` must refuse sums of
-        # it. Bounds on rows do not contain this fact, so the array is refused here.
+        # Only the middle entry of this array can change. `check_surrounded` must refuse sums of
+        # such an array, but could not recognize it from bounds on rows. So it is refused here.
         raise RefusalError(
             f"proofs do not support combining an array with records along axis {axis} and an array "
             "in which only one entry along this axis can change"
@@ -103,16 +103,19 @@ def aligned(*values: Abstract) -> list[Abstract]:
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
-    # If an array gets an axis of records, its bounds must allow every row to change. Such bounds
-    # are much larger for an array in which fewer entries than `shape[axis]` change. So if there is
-    # such an array, no array gets this axis.
+    # If an array gets an axis of records, its bounds must allow every row to change. If only a few
+    # of its entries can change, this makes the bounds much larger. So if one of the arrays has
+    # fewer changing entries than rows, no array gets the axis.
     if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
         return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]
 
 
 def _rows_of(x: Abstract, repeated: Abstract, axis: int) -> Abstract:
-    """Returns a repeated array with an axis of records. If a row changes, so do its copies."""
+    """Returns `repeated`, which contains copies of x, with `axis` as its axis of records.
+
+    If all rows are copies of one row of x, each of them changes as much as this row.
+    """
     copied = len(x.shape) == len(repeated.shape) and x.shape[axis] == 1 < repeated.shape[axis]
     if repeated.axis == axis or not copied or repeated.is_public:
         return as_rows(repeated, axis)

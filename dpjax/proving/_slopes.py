@@ -68,13 +68,13 @@ Sloped = tuple[Any, Any, Any, Any]
 
 
 class Sloping(NamedTuple):
-    """An operation, with what is known about its operands and its result.
+    """An operation, with bounds on its operands and its result over a box of records.
 
     Attributes:
         equation: the operation.
-        forms: the forms of its operands.
+        forms: the endpoints and slopes of each operand.
         bind: computes the operation in float64.
-        out: the endpoints of its result.
+        out: the endpoints of its result over the box.
         middle: the endpoints of its result for the record in the middle of the box.
     """
 
@@ -91,9 +91,10 @@ class Sloping(NamedTuple):
 
 
 def sloped(op: Sloping) -> tuple[Ends, Any] | None:
-    """Returns the slopes of a result, and the bound `off` before its own rounding.
+    """Returns the slopes of a result, and a bound on the error that it inherits from the operands.
 
-    Both are widened by rounding errors in float64. The result is None if slopes are unknown.
+    The rounding error of the operation is not included. Slopes and bound are widened, to cover
+    their own rounding in float64. The result is None if slopes are unknown.
     """
     name = op.equation.primitive.name
     sloping = op.forms[1:] if name == "select_n" else op.forms

@@ -124,7 +124,10 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
 
 
 def at_one_place(op: Applied) -> Slots:
-    """Returns the slots of an elementwise operation, which combines entries at the same index."""
+    """Returns how the result of an elementwise operation depends on slots.
+
+    The operation combines entries at the same index.
+    """
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
         raise RefusalError(f"this operation combines pairs of different records. {_REMEDY}")
@@ -133,8 +136,8 @@ def at_one_place(op: Applied) -> Slots:
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
-    # An operand may stay the same if records are permuted, but vary along the axis of records. Then
-    # its numbers depend on the slot.
+    # A permutation of records does not change the operand jnp.arange(n), although its numbers
+    # differ along the axis of records. Such numbers depend on the slot, not on the record.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(
             "this operation combines each record with a number that depends on the position (slot) "
@@ -169,13 +172,13 @@ def squeezed(op: Applied) -> Slots:
 
 
 def reduced(op: Applied) -> Slots:
-    """Returns the slots of a reduction. Sums and extrema ignore the order of records."""
+    """Returns how a reduction depends on slots. A reduction over records ignores their order."""
     axes = [k % len(op.shape) for k in op.parameters["axes"]]
     return Slots() if op.first.slots.axis in axes else chosen(op)
 
 
 def chosen(op: Applied) -> Slots:
-    """Returns the slots of the index of an extremum.
+    """Returns how the index of an extremum depends on slots.
 
     An extremum over the records is refused, because the index would say which slot a record is in.
     """
@@ -183,10 +186,10 @@ def chosen(op: Applied) -> Slots:
 
 
 def ordered(op: Applied) -> Slots:
-    """Returns the slots of a `sort`. Sorted records do not depend on their order before the sort.
+    """Returns how a `sort` depends on slots. Sorted records do not depend on their earlier order.
 
     If other numbers are sorted by the records, the numbers of equal records stay in the order of
-    their slots. So the result depends on slots.
+    their slots. So the result depends on slots, and is refused.
     """
     axis = op.first.slots.axis
     if len(op.operands) > 1 and any(x.slots.axis is not None for x in op.operands):
@@ -202,7 +205,7 @@ def transposed(op: Applied) -> Slots:
 
 
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
-    """Returns the slots of an operation that mixes entries along `axes`, but must not mix records.
+    """Returns how an operation that mixes entries along `axes` depends on slots.
 
     If the axis of records is one of `axes`, the operation is refused.
     """
@@ -244,7 +247,7 @@ def stacked(op: Applied) -> Slots:
 
 
 def multiplied(op: Applied) -> Slots:
-    """Returns the slots of a matrix product.
+    """Returns how a matrix product depends on slots.
 
     The axis of records may be summed (contracted), may be a batch axis, or may be free. If it is
     free, the other operand must not have an axis of records.
@@ -275,10 +278,10 @@ def multiplied(op: Applied) -> Slots:
 
 
 def gathered(op: Applied) -> Slots:
-    """Returns the slots of a `gather`.
+    """Returns how the result of a `gather` depends on slots.
 
-    A gather may look up one row of a table for each record, or take the entry at one fixed index
-    from the row of each record.
+    A gather may look up one row of a table for each record. It may also take the entry at one fixed
+    index from the row of each record.
     """
     table, places = op.operands
     if places.slots.axis is not None:
@@ -297,10 +300,13 @@ def gathered(op: Applied) -> Slots:
 
 
 def scattered(op: Applied) -> Slots:
-    """Returns the slots of a scatter. Its result does not depend on the order of records."""
+    """Returns how the result of a scatter depends on slots: not at all, or it is refused."""
     start, *added = op.operands
     if start.slots.axis is not None:
-        raise RefusalError(f"this operation adds to an array with one number per slot. {_REMEDY}")
+        raise RefusalError(
+            "this scatter starts from an array that has one row for each position (slot) of a "
+            f"record. {_REMEDY}"
+        )
     by_record = any(x.slots.axis is not None for x in added)
     if by_record and not all(x.is_along(0) for x in added):
         raise RefusalError(
@@ -387,17 +393,16 @@ def tight_exact_sums(op: Applied) -> Abstract:
 
 
 def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
-    """Returns `found`, with bounds for a row that is subtracted and a row that is added.
+    """Returns `found`, the sums of a scatter, with tighter bounds on their change.
 
-    `slip` bounds the rounding error of a change.
+    If a slot is emptied, the row of its record is subtracted at one index. The row of an empty slot
+    is added at the same or another index. `slip` bounds the rounding error of a change.
     """
     _, places, added = op.operands
     u, empty = added.value, added.empty
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero
     if added.slots.axis != 0 or not by_record:
         return found
-    # If a slot is emptied, the row of its record is subtracted at one index, and the row of an
-    # empty slot is added at the same or another index.
     own, none = row_norms(u, 0), row_norms(empty, 0)
     each = np.maximum(u.changed.each, np.maximum(over(u.magnitude, 0), over(empty.magnitude, 0)))
     l2 = max(u.changed.l2, rounding.norm2([own[1], none[1]]))

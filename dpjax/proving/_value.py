@@ -141,7 +141,7 @@ class Pending:
 
     @staticmethod
     def flags(all_: "Iterable[Pending]") -> dict[str, bool]:
-        """Returns the flags of an array computed from others: each flag that one of these has."""
+        """Returns the flags of an array computed from others. A flag is set if any other has it."""
         found = list(all_)
         names = ("coarse", "single", "padded", "hidden", "cut")
         return {name: any(getattr(p, name) for p in found) for name in names}
@@ -362,7 +362,7 @@ def constant(value: object) -> Abstract:
 
 
 def rounded_up(each: np.ndarray, l1: float | np.ndarray, l2: float | np.ndarray) -> Moves:
-    """Rounds bounds on a difference up, to cover the rounding of the host."""
+    """Rounds up the bounds on a difference, to cover rounding errors on the host."""
     return rounding.up(each), float(rounding.up(l1)), float(rounding.up(l2))
 
 
@@ -531,7 +531,7 @@ def changing_with(
 
 
 def anywhere(*_: Any) -> float:
-    """For `changing_with`: an entry may change to any number in its range."""
+    """Returns infinity. In `changing_with`, this allows any change within the result's range."""
     return math.inf
 
 

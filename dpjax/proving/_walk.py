@@ -163,7 +163,8 @@ class Walk:
                 # the program, and an overflow violates the assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise refusal from None
-            # If an inner program was refused, these are still those of its last operation.
+            # The walk of an inner program changes `path` and `line`. It does not restore them if it
+            # refuses an operation.
             self.path, self.line = path, place
             seen = any(inner[: len(path)] == path for inner in {**self.sums, **self.inexact})
             if exact_programs.stays_inexact(equation, refused=not outputs, seen=seen):
@@ -235,12 +236,13 @@ class Walk:
         """Returns the result of an elementwise operation, tightened by bounds on small cells.
 
         A cell is a small part of the range of an array (`_cells.py`). The rule of the operation may
-        refuse the whole range but accept some cells. Then the result keeps the bounds in these
-        cells, and the refusal.
+        refuse the whole range but accept some cells. Then the result has bounds for these cells. It
+        also contains the refusal, for uses that need the whole range.
         """
         operation = operation_of(equation.primitive.name)
         elementwise = operation.rule is not None and operation.slots is at_one_place
-        # In total order, an answer may change although no number does, because 0 and -0 differ.
+        # `lt_to` puts -0 before 0. So its result may change although no operand changes as a
+        # number.
         if (
             equation.primitive.name == "lt_to"
             or not elementwise
@@ -323,7 +325,10 @@ class Walk:
         return [made]
 
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
-        """Records the variance that a lemma found, if any: a release could compute it exactly."""
+        """Records the variance that a lemma found, because a release could compute it exactly.
+
+        A lemma without a variance is ignored.
+        """
         if (exact := exact_programs.VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
             self.sums[self.path] = exact
 

@@ -78,7 +78,7 @@ class Windows:
         return any(map(any, self.padding)) or max(self.gaps, default=1) > 1
 
     def moves(self, axis: int) -> bool:
-        """Whether results may read entries whose index along an axis differs from theirs."""
+        """Whether result i along an axis may read other entries than entry i."""
         own = self.sizes[axis], self.strides[axis], self.gaps[axis], *self.padding[axis]
         return own != (1, 1, 1, 0, 0)
 
@@ -131,9 +131,11 @@ class Windows:
         """Groups the taps t (positions in a window) by t * dilation modulo the step.
 
         Result o reads the padded array at o * stride + t * dilation. If `steps` are the strides,
-        all taps that read the same entry are in one group. If `steps` are the gaps, one group
-        contains all taps at which a given result reads entries. At the taps of the other groups,
-        this result reads only the numbers between entries.
+        all taps that read the same entry are in one group.
+
+        If `steps` are the gaps, consider a single result. All taps at which it reads entries of the
+        array are in one group. At the taps of the other groups, it reads only padding and the
+        numbers that fill gaps.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
@@ -319,9 +321,11 @@ class _Map:
         return float(rounding.up(math.sqrt(math.prod(self.sums(sizes)))))
 
     def spectral(self, kernel: np.ndarray) -> float:
-        """Returns the largest norm of the Fourier transform; infinity if it would take too long.
+        """Returns a bound on the l2 norm of A: the largest norm of its Fourier transform.
 
-        A convolution with stride s splits the array into s phases. It equals a convolution with
+        The result is infinity if the transform would take too long.
+
+        A convolution with stride s splits the array into s phases. So it equals a convolution with
         stride 1 whose inputs are the features of all phases.
         """
         *taps, inputs, groups, outputs = kernel.shape
