@@ -221,7 +221,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
     if (claimed := first.claimed) is not None:
         ax.axhline(claimed, color=VERMILION, linestyle="--", label=f"claimed, {claimed:g}")
     top = 1.1 * max(*bounds, claimed or 0.0, 1e-12)
-    # The lower margin separates the line of a claim of 0 from the frame.
+    # If the claimed value is 0, the lower margin keeps its line apart from the frame.
     ax.set_ylim(-0.04 * top, top)
     ax.set(xscale="log", xlabel="samples of each value", ylabel=_question(first)[0])
     return legend_above(ax)
@@ -251,7 +251,7 @@ def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Ax
         ModuleNotFoundError: if matplotlib is not installed.
 
     Formal guarantees:
-        The guarantees of the profile, for both curves as a whole.
+        The guarantees of the profile. They hold for all points of both curves at once.
 
     Source:
         None.

@@ -262,8 +262,9 @@ def released_function(
         raw: the function of the private database, from points of shape (dims,) in [0, 1]^dims to
             numbers. A plot of it is not private.
         error: half the width of the band around a release in one variable, in the units of the
-            function. `mechanism.error(simultaneous=True)` is valid at all points. If several
-            functions are released at once, `error` also needs their values as `like=`.
+            function. `mechanism.error(simultaneous=True)` returns a bound for all points at once.
+            If several functions are released at once, also pass their released values to
+            `mechanism.error`, in its argument `like`.
         domain: for each coordinate, the numbers that 0 and 1 represent; by default 0 and 1.
         codomain: the numbers that values 0 and 1 of the function represent.
         labels: labels with units, for the coordinates and then for the value.

@@ -42,8 +42,8 @@ def sensitivity_ecdf(
     Args:
         distances: the distances of m pairs, shape (m,), from `dpjax.sample_distances`. NaN and
             negative numbers count as infinite. The plot has at most 2,000 steps.
-        point: an `OperatingPoint`, or a `Sensitivity` sampled from m pairs. The plot marks its k,
-            and states its gamma and confidence.
+        point: an `OperatingPoint`, or a `Sensitivity` sampled from m pairs. It chooses the k-th
+            smallest distance. The plot marks this distance, and states gamma and the confidence.
         cdf: the true distribution function, from arrays to arrays, if known.
         bands: any of "dkw" and "beta".
         confidence: the two-sided confidence of each band.

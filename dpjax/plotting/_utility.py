@@ -88,7 +88,7 @@ def utility(
     values = np.asarray(array.transpose(*wanted).values, np.float64)
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
-        raise ValueError(f"data must have numbers along {x!r}, and must not be empty")
+        raise ValueError(f"data must not be empty, and the coordinates of {x!r} must be numbers")
     # Every array gets axes for rows, columns and curves, even if there is only one of these.
     values = values.reshape(
         *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]

@@ -212,7 +212,10 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class _Fit:
-    """Potentials, their model, its loss, and the gradient of the loss in the marginals."""
+    """A model with its potentials, its marginals, its loss, and the gradient of the loss.
+
+    The gradient is with respect to the marginals.
+    """
 
     potentials: Potentials
     model: GraphicalModel
@@ -528,10 +531,10 @@ class _Run:
         return names[int(place)]
 
     def _fitting(self, measured: Sequence[Columns], spent: float) -> list[int]:
-        """Returns the indices of the column sets that keep the model small enough.
+        """Returns the indices of the column sets that may be measured next.
 
-        A model may have `plan.most_cells` cells times the fraction of the budget that is spent so
-        far. Column sets that were already measured are always included.
+        The model that includes the set may have at most `spent` * `plan.most_cells` cells. `spent`
+        is the fraction of the budget that is spent so far. Measured sets are always returned.
         """
         plan, most = self.plan, spent * self.plan.most_cells
         return [

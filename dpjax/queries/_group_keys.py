@@ -50,12 +50,12 @@ class WithCounts(NamedTuple):
     """A column of a table, whose keys are released together with their noisy counts.
 
     Attributes:
-        database: the words of each row's key, uint32 of shape (slots, words), as one
-            `PaddedRecords` or as `Parts`.
-        named: returns the key of each row of published words.
+        database: the key of each row of the table, encoded as integers, its words: uint32 of
+            shape (slots, words), as one `PaddedRecords` or as `Parts`.
+        named: converts the words of published keys to these keys.
         are_numbers: whether keys are integers.
-        people: how many rows of a person count, each with another key; None if neighbors differ
-            in one row.
+        people: how many rows of a person are used, all with different keys; None if neighbors
+            differ in one row.
     """
 
     database: PaddedRecords | Parts
@@ -185,11 +185,12 @@ def group_keys(
 
 
 class _Counted(NamedTuple):
-    """How the keys of a column are counted, after payment.
+    """How the keys of a column are counted. A key is encoded as one or more integers, its words.
 
     Attributes:
-        compute: returns the words of each distinct key, in increasing order, and its count.
-        named: returns the key of each row of published words.
+        compute: returns the words of each distinct key, in increasing order, and its count. It
+            is called after payment.
+        named: converts the words of published keys to these keys.
         are_numbers: whether keys are integers.
         size: the number of counts, which is public. If there are fewer keys, the remaining
             counts are 0.
@@ -414,7 +415,11 @@ def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism, size: int
 def _named(
     texts: np.ndarray | None, words: np.ndarray, published: np.ndarray
 ) -> Sequence[int | str | None]:
-    """Returns the key of each row of published words, from the entries of the column."""
+    """Converts the words of published keys to integers or texts.
+
+    `words` are the words of all entries of the column. `texts` are these entries, or None for
+    integers.
+    """
     if texts is None:
         return integers_of(published)
     flat = zip(words.reshape(-1, words.shape[-1]), texts.ravel(), strict=True)

@@ -60,7 +60,8 @@ class Groups:
         if isinstance(self.keys[0], str) != isinstance(column, Texts):
             kind = "texts" if isinstance(column, Texts) else "numbers"
             raise TypeError(
-                f"keys must be {kind}, as their column has, got {_checks.shown(self.keys)}"
+                f"keys must be {kind}, like the entries of their column, got"
+                f" {_checks.shown(self.keys)}"
             )
         if isinstance(column, Texts):
             wanted, words = fingerprints(self.keys), jnp.asarray(column.words)
@@ -131,7 +132,11 @@ def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
 
 
 def check_name(name: str, column: object, others: str = "") -> None:
-    """Refuses anything except the name or the index of a column; `others` is for the message."""
+    """Raises an error unless `column` is the name or the index of a column.
+
+    The error message contains `name`, the name of the argument, and `others`, a text that says what
+    else is allowed.
+    """
     if isinstance(column, bool) or not isinstance(column, (str, int)):
         raise TypeError(
             f"{name} must be the name or index of a column{others}, got {_checks.shown(column)}"

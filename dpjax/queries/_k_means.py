@@ -92,11 +92,12 @@ def private_k_means(
 ) -> Release:
     """Centers of clusters, by Lloyd's iterations on noisy counts and sums.
 
-    The first release has more cells than clusters: max(32, 4 k), around points spread over the
-    ball. The initial centers are the best of 64 k-means runs on its noisy counts and sums. Every
-    iteration assigns records to the nearest center, and releases the number of records of each
-    cluster and their sum. A cluster keeps its old center if its noisy count does not exceed the
-    noise.
+    The start draws max(32, 4 k) random points, spread over the ball. Each point has a cell: the
+    part of the ball that is nearest to it. The first release has a noisy count and a noisy sum of
+    the records in each cell. The initial centers are the best of 64 k-means runs on these. Every
+    iteration assigns records to the nearest center, and releases a noisy count and a noisy sum of
+    the records in each cluster. A cluster keeps its old center if its noisy count does not exceed
+    the noise.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -188,7 +189,7 @@ def private_k_means(
     promised = dataclasses.replace(guarantee, notes=notes)
 
     def placed(slots: tuple[jax.Array, ...]) -> tuple[jax.Array, list[jax.Array]]:
-        """Returns the records in the unit ball, and which of them are in each group."""
+        """Returns the records as integer vectors in the unit ball, and a mask for each group."""
         records, present, *codes = slots
         present &= complete(records) if drops else True
         each = [present] if groups is None else [present & (codes[0] == g) for g in range(count)]
@@ -233,8 +234,8 @@ def private_k_means(
         found = {"centers": jnp.add(middle[None, None], size * centers), "counts": counts}
         return found if groups is not None else jax.tree.map(lambda array: array[0], found)
 
-    # A large database shares its program with other databases whose parts have the same shape. So
-    # the request also contains the number of slots of the whole database.
+    # The fingerprint of a request depends on the shapes of `slots`. For a database in parts, these
+    # are the shapes of one part. So the number of slots of the whole database is added.
     parts = database if isinstance(database, Parts) else None
     like = database if parts is None else parts.like
     slots = _slots(*present_records(like), groups)
@@ -355,7 +356,8 @@ def _next(
 def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
     """Returns the index of the nearest center for each record in the ball.
 
-    Distances are compared in integers, so a record is assigned to the same center in every slot.
+    Distances are compared as integers, so the result for a record does not depend on the record's
+    position in the array.
     Coordinates have 14 bits. By the Cauchy-Schwarz inequality, an inner product is below 2^29.
     """
     coarse_x = x >> (RADIUS_BITS - _BITS)

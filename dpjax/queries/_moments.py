@@ -57,9 +57,9 @@ def private_mean(
 
     The release is a noisy sum of the records' differences from the middle of the interval. Under
     replace-one the sum is divided by n, which is public. Under add-or-remove-one, and for several
-    groups, the sum is divided by a noisy count. Then, for records x of shape (n,), two noisy sums
-    are released instead: of x - `lower` and of `upper` - x. The sum and the count are computed from
-    these two noisy sums, because this gives a smaller error.
+    groups, the sum is divided by a noisy count. In these two cases, if the records x have shape
+    (n,), two noisy sums are released: of x - `lower` and of `upper` - x. The sum of differences and
+    the count are computed from these, because this gives a smaller error.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.

@@ -23,7 +23,7 @@ _NOT_ASKED = np.iinfo(np.int32).min  # Stands for the count of a prefix that is 
 
 
 def changed_records(difference: jax.Array) -> jax.Array:
-    """Returns the number of nonzero rows. Each row stands for one name."""
+    """Returns the number of rows with a nonzero entry. Each record has one row."""
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 

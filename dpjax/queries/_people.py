@@ -88,7 +88,7 @@ class View:
         if not isinstance(numbers, (jax.Array, Numbers)) or numbers.shape != kept.shape:
             raise ValueError(
                 'per_person="sum" adds up one column of numbers, got'
-                f" {_checks.described(numbers)}: pass the name of one column as of="
+                f" {_checks.described(numbers)}: pass of= with the name of one column"
             )
         total = exact_totals(numbers, kept, cells, self.truncation.rows)
         if not names:
@@ -219,7 +219,8 @@ def by_person(
             public. The first groups of the person are used. A row without a group is left out. Use
             the columns that the query is grouped `by`.
         order: a column of numbers that orders a person's rows, smallest first and missing numbers
-            last. Rows with equal numbers stay in the order of the table. With None, all rows do.
+            last. Rows with equal numbers stay in the order of the table. None keeps this order for
+            all rows.
         of: the column that the query receives; None for all except the column of people. If only
             one column is left, the query receives it as an array, unless it looks up columns by
             name.
@@ -328,7 +329,7 @@ class Contribution:
     def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
         """Returns how much all rows of a person change a value, given the reach of one row."""
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
-        # The other person may have fewer rows or none, so replacing a person may also remove rows.
+        # A person may be replaced by one with fewer rows or none. So the bound covers removed rows.
         moved = self.rows * max(Fraction(of_rows(norm, one)) for one in {added, relation})
         if norm == "l2":
             return sqrt_up(moved**2 * self.blocks)
@@ -360,13 +361,13 @@ class Contribution:
 def contribution(
     truncation: Truncation, cells: Mapping[Any, int], *, per_person: PerPerson | None = None
 ) -> Contribution:
-    """Returns how many rows of a person a query receives after truncation, and in how many groups.
+    """Returns the `Contribution` of a person to a query after truncation.
 
-    `cells` maps each group column of the query to its number of keys. Columns that are given by an
-    integer index are not in `cells`, because removing the column of people changes the indices.
-    With `per_person="sum"` the query receives one sum for each person and cell. If
-    the truncation does not limit the groups of a column, the rows of a person may all be in
-    different groups. So a person is in at most as many groups as the person has rows.
+    `cells` maps each group column of the query to its number of keys. It contains only columns that
+    are given by name, because an index changes when the column of people is removed. With
+    `per_person="sum"` the query receives one sum for each person and cell. If the truncation does
+    not limit the groups of a column, each row of a person may be in another group. So the person is
+    in at most as many groups as the person has rows.
     """
     if per_person is None:
         rows, blocks = truncation.rows, 1
@@ -386,14 +387,14 @@ def contribution(
 
 
 ONE_RECORD = Contribution(1, 1, RECORD, ())
-"""That of a record which is a person's only one."""
+"""The contribution of a person who has one record."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfPeople:
-    """The argument `by` of `private_mean` for a table of people: groups of their selected rows.
+    """The argument `by` of `private_mean` for a table in which a person may have several rows.
 
-    It is not a mapping, so that code that only supports groups of rows refuses it.
+    It is not a mapping: functions that only support one row per person raise an error for it.
 
     Attributes:
         by: the groups, {column: keys}.
@@ -410,9 +411,9 @@ def groups_alone(by: By | RowsOfPeople | None) -> By | None:
 
 
 def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
-    """Returns the integers of a query by group.
+    """Returns the query that computes the integers of `query` in each group, if there are groups.
 
-    If `by` is a `RowsOfPeople`, the result is a query of people.
+    If `by` is a `RowsOfPeople`, neighbors of the returned query differ in all rows of one person.
     """
     for one in reversed(groups_of(groups_alone(by))):
         query = integers_by_group(query, one)

@@ -38,8 +38,8 @@ _USUAL_CELLS = 2**12
 # The search looks for quantiles whose rank differs from the lowest and highest rank by at least
 # this many noise scales. This distance is limited to a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
-# The thresholds nearest to a selected edge are placed as if the records there were this many times
-# as dense as on average. Thresholds that are farther away are for lower densities.
+# Records are counted between thresholds around a selected edge. The nearest thresholds suit records
+# that are this many times as dense as on average. Farther thresholds suit less dense records.
 _DENSEST = 8
 _TRUSTED = 0.8  # The confidence of the intervals to which estimates are clipped.
 # A bound on rounding errors in float32, as a fraction of max(|lower|, |upper|).
@@ -164,10 +164,10 @@ def exact_probabilities(probabilities: Sequence[float | Fraction]) -> tuple[Frac
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """Returns the number of cells, a power of two.
+    """Returns the number of cells: a power of two, up to a limit.
 
-    Unless a limit on it applies, a cell has at most about 1 / epsilon records, even where records
-    are 10 times as dense as on average.
+    Below this limit, a cell has at most about 1 / epsilon records, even where records are 10 times
+    as dense as on average.
     """
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups

@@ -72,8 +72,9 @@ def _of_mean(
     return first, last
 
 
-# Count and sum are half of the sum, and half of the difference, of the sums of distances from the
-# upper and from the lower end.
+# Let U be the sum of the numbers' distances from the upper end, and L that from the lower end. This
+# matrix maps (U, L) to the scaled count, (U + L) / 2, and to the sum of the differences from the
+# middle, (L - U) / 2.
 _FROM_ENDS = np.array([[0.5, 0.5], [-0.5, 0.5]])
 
 
@@ -91,8 +92,9 @@ def _means(
 ) -> Ends:
     """Returns intervals of averages in [-1, 1], each with error probability `tail`.
 
-    The rows map the released numbers to a count, to which each record adds `one`, and to sums. If
-    the number of records is public, a count and sums are released.
+    The matrix `rows` maps the released numbers to a scaled count and to sums. Each record adds
+    `one` to this count. If the number of records is public, the first released numbers are the
+    count and the sums themselves.
     """
     sums, n = as_floats(measured["sums"]), measured["n"]
     if n is None:
@@ -140,10 +142,10 @@ def _ratio(sums: np.ndarray, rows: np.ndarray, facts: dict[str, Any], tail: floa
 def _bounds_of_differences(rows: np.ndarray, facts: dict[str, Any], tail: float) -> np.ndarray:
     """Returns bounds on |Y - r Z| for r = 0, 1/64, ..., 1, for error probability `tail`.
 
-    In `_ratio`, S is a noisy sum and C a noisy count. Y is the error of S, and Z the error of C.
-    Both come from noise and rounding, and are in units of the released numbers. The rows map the
-    released numbers to the count and the sums. The bound is the same for each sum, and for r and
-    -r.
+    Y is the error of a noisy sum, Z is the error of a noisy count, and r is the quotient of the
+    true sum and the true count. The errors come from noise and rounding, and are in units of the
+    released numbers. The matrix `rows` maps the released numbers to the count and the sums. The
+    bound is the same for each sum, and for r and -r.
     """
     ratios = np.arange(_RATIOS + 1) / _RATIOS
     count, first = rows[:2, np.any(rows[:2], axis=0)]
@@ -198,19 +200,20 @@ def _laplace_sum(weights: np.ndarray, tail: float) -> np.ndarray:
     return most
 
 
-# The characteristic function is summed at this many points, up to `_NODES` / 10. The quantile is
-# rounded up to the next of the `_QUANTILES`, for weights of norm 1.
+# The integral in `_laplace_sum_of_many` goes from 0 to `_NODES` / 10, in steps of 1 / 10. For
+# weights of norm 1, a quantile is rounded up to the next number in `_QUANTILES`.
 _NODES = 256
 _QUANTILES = np.geomspace(0.05, 25, 600)
 
 
 def _laplace_sum_of_many(weights: np.ndarray, tail: float) -> np.ndarray:
-    """Returns the same as `_laplace_sum`, for many weights without a single dominant one.
+    """Returns the same as `_laplace_sum`, for many weights of which none is dominant.
 
     The characteristic function f(u) is the product of 1 / (1 + w_i^2 u^2). By Gil-Pelaez (1951),
-    P(|sum of w_i L_i| > t) = 1 - 2 / pi times the integral of sin(u t) f(u) / u over u > 0. With
-    steps of 1/10, midpoints are wrong by at most P(|sum| > 20 pi - t). As f decays at least as
-    u^-2, what is left out is at most f / pi at the last point.
+    P(|sum of w_i L_i| > t) = 1 - 2 / pi times the integral of sin(u t) f(u) / u over u > 0. The
+    midpoint rule with steps of 1/10 changes this probability by at most P(|sum| > 20 pi - t). The
+    integral ends after the last point u. As f decays at least as fast as u^-2, the rest of the
+    integral changes the probability by at most f(u) / pi.
     """
     lengths = np.maximum(np.linalg.norm(weights, axis=-1), np.finfo(float).tiny)
     squares = (weights / lengths[..., None]).reshape(-1, weights.shape[-1]) ** 2
@@ -245,8 +248,8 @@ def _of_moments(
     is_long = np.result_type(*jax.tree.leaves(value)) == np.float64
     spared = (_LONG_FLOATS if is_long else _FLOATS) * (np.abs(middle) + size) + edge * size
     most = size + 2.0**-50 * (np.abs(middle) + size)
-    # A record may be rounded to a float, by this much, before the middle is subtracted: an integer
-    # above 2^53, for example.
+    # A record is converted to a float before the middle is subtracted. This may round it, for
+    # example if it is an integer above 2^53. `rounded` allows for this error, in units of `size`.
     rounded = (2.0**-52 if is_long else 2.0**-23) * np.abs(middle) / size
     off = 4 * edge + rounded[:, None] + rounded + np.outer(rounded, rounded)
     low, high = (
@@ -275,17 +278,20 @@ def _quotient(over: Ends, under: Ends) -> Ends:
     return np.clip(first, -1, 1), np.clip(last, -1, 1)
 
 
-# The two averages together get this fraction of the error probability of a covariance's interval.
+# The interval of a covariance is computed from the intervals of two averages. These two together
+# use this fraction of the error probability of the covariance's interval.
 _OF_MEANS = 0.1
 _STEPS = 3  # Further steps would hardly make an interval narrower.
 
 
 def _covariances(measured: PyTree, rows: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
-    """Returns intervals of covariances. The rows map released numbers to the triangle of z z^T.
+    """Returns intervals of the covariances of the coordinates of records.
 
-    Let a and b be the true averages of x and y, c their covariance, and n the number of records.
-    Then sum(x y) - a sum(y) - b sum(x) + (a b - c) n = 0. With the released sums, the left side is
-    the error of a weighted sum. The interval contains each c with the following property: for some
+    Let z be a 1 followed by the coordinates of a record. The matrix `rows` maps the released
+    numbers to the upper triangle of the sum of z z^T. Let a and b be the true averages of x and y,
+    c their covariance, and n the number of records. Then sum(x y) - a sum(y) - b sum(x) +
+    (a b - c) n = 0. If the released sums replace the true ones, the left side is not 0: it is a
+    weighted sum of their errors. The interval contains each c with the following property: for some
     a and b in their intervals, the magnitude of the left side is at most a bound on this error. The
     bound depends on upper bounds on the weights of the released numbers. Each weight is linear in
     a, b and a b - c. Each step computes an interval of c. This interval gives new bounds on the
@@ -336,7 +342,11 @@ def _covariances(measured: PyTree, rows: np.ndarray, facts: dict[str, Any], tail
 
 
 def _of_few(*parts: np.ndarray) -> list[np.ndarray]:
-    """Leaves out, along the last axis, released numbers that no part uses, as far as possible."""
+    """Removes released numbers that no part uses.
+
+    Each part has the weights of the released numbers along its last axis. Equally many weights are
+    kept in all places of the other axes. So some unused numbers may remain.
+    """
     together = np.broadcast_arrays(*parts)
     unused = ~np.any(together, axis=0)
     order = np.argsort(unused, axis=-1, kind="stable")[..., : (~unused).sum(axis=-1).max()]
@@ -412,8 +422,8 @@ def _of_draws(
 def _whitened(matrices: np.ndarray) -> np.ndarray:
     """Returns the matrices in coordinates in which the first of them is the identity.
 
-    If noise has made an eigenvalue of the first matrix 0 or less, the converted first matrix has 0
-    instead of 1 on the diagonal.
+    Noise may make an eigenvalue of the first matrix negative or zero. Then the corresponding
+    diagonal entry of the converted first matrix is 0 instead of 1.
     """
     matrices = matrices.astype(np.float64)
     values, vectors = np.linalg.eigh(matrices[0])

@@ -34,7 +34,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
 
     Attributes:
         numerators: the numerator a of each quantile a / b.
-        denominator: the common denominator b. A difference of one rank counts b in a score.
+        denominator: the common denominator b. Scores are in units of 1 / b of a rank.
         grid: the candidates, increasing.
 
     Formal guarantees:

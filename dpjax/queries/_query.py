@@ -45,8 +45,8 @@ class IntegerQuery(OfParts, KnownSensitivity):
         shape: the shape of the value.
         reach: the largest change of the integers by one record.
         unit: the number that the integer 1 represents, a power of two.
-        moves: the largest change by one record of the numbers before rounding to the grid; None if
-            nothing is rounded. Mechanisms are calibrated to this bound, and their noise is then
+        moves: how much one record can change the numbers before they are rounded to the grid; None
+            if nothing is rounded. Mechanisms are calibrated to this bound, and their noise is then
             increased for the rounding.
         rounding: a bound on the rounding error of the value, in units.
         clipping: a bound on the error that arises because records at the edge of a ball are shrunk,
@@ -110,7 +110,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
             return self.addends(as_arrays(records), present)
 
     def with_reach(self, of_reach: Callable[[Reach], Reach], **fields: Any) -> "IntegerQuery":
-        """Returns a query with other fields, and with bounds made by `of_reach` from the bounds."""
+        """Returns a copy whose bounds are converted by `of_reach`, with other `fields` replaced."""
         moves = self.moves and of_reach(self.moves)
         return dataclasses.replace(self, reach=of_reach(self.reach), moves=moves, **fields)
 

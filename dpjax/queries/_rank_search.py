@@ -32,12 +32,13 @@ from dpjax.release._mechanism import SensitivityMechanism
 _SEARCH_ONE, _SEARCH = 1 / 2, 1 / 3
 # This factor covers the rounding of noise scales to float32, and costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
-# A score below -_WORST is replaced by -_WORST. For a node with `share` a / b, a score of -b stands
-# for one rank. An edge whose score is replaced is at least 10^6 ranks away from the best edge.
+# A score below -_WORST is replaced by -_WORST. For a node with `share` a / b, the score of an edge
+# is -b for each rank that separates the edge from the wanted rank. So an edge whose score is
+# replaced is at least 10^6 ranks away.
 _WORST = 2**30
 _LEAST_LARGEST = 1000  # A denominator b up to this number is allowed for any capacity.
-# On each side of a selected edge, the distance from the edge doubles from threshold to threshold
-# for the `_NEAR` nearest thresholds. Beyond these, the distance grows by the factor `_GROWTH`.
+# Thresholds lie on both sides of a selected edge, at growing distances from it. On each side, the
+# distance doubles up to threshold `_NEAR`. Then each distance is `_GROWTH` times the previous one.
 _NEAR, _GROWTH = 5, 4
 
 
@@ -81,8 +82,8 @@ class RankSearch(SensitivityMechanism):
         epsilon: the epsilon of the guarantee.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
-        nearest: the distance, in cells, from the edge selected for a quantile to the nearest
-            thresholds. Records are counted between thresholds.
+        nearest: the distance, in cells, from a selected edge to the nearest thresholds on both
+            sides of it. Records are counted between consecutive thresholds.
 
     Formal guarantees:
         See `rank_search`.
@@ -120,7 +121,8 @@ class RankSearch(SensitivityMechanism):
     def selection(self, node: Node) -> SelectionMechanism:
         """Returns the mechanism that selects the edge of one quantile.
 
-        A record is in one search of each level, and each level halves the quantiles that are left.
+        At each level of the recursion, a record is counted in only one search. So the epsilon of
+        the search is divided by the number of levels, which is about log2(number of quantiles).
         """
         a, b = node.share.as_integer_ratio()
         reach = self.sensitivity.value * max(a, b - a)
@@ -255,8 +257,8 @@ def rank_search(
         epsilon: finite, above 0.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
-        nearest: the distance, in cells, from the edge selected for a quantile to the nearest
-            thresholds. Records are counted between thresholds.
+        nearest: the distance, in cells, from a selected edge to the nearest thresholds on both
+            sides of it. Records are counted between consecutive thresholds.
 
     Returns:
         A `RankSearch`, which releases `Ranks`.

@@ -307,10 +307,11 @@ def _moved_in_cube(d: int, relation: NeighboringRelation) -> dict[VectorNorm, Fr
     }
 
 
-# The following functions sum products of Bernstein polynomials of the coordinates. A record divides
-# one unit among cells: its shares are products of one polynomial for each coordinate. Shares are at
-# least 0 and sum to 1. So all sums together move by at most 1 in the norm l1, however many cells
-# there are. Counts, sums, and sums of squares and products are linear combinations of these sums.
+# The following functions sum products of Bernstein polynomials of the coordinates. A record adds a
+# share to each cell. This share is a product of polynomials, one for each coordinate. Shares are at
+# least 0 and sum to 1. So an added record changes all sums together by at most 1 in the norm l1,
+# for any number of cells. Counts, sums, and sums of squares and products are linear combinations of
+# these sums.
 
 
 # The coefficients of 1, x and x^2 in the Bernstein polynomials of each degree on [-1, 1]. Degree 1
@@ -319,8 +320,8 @@ _POWERS = {1: ((1, 1), (-1, 1), (0, 0)), 2: ((1, 1, 1), (-1, 0, 1), (1, -1, 1))}
 # Each record adds 1 in total. A share is the part of this 1 that is added to one cell. Each step of
 # `_shares` increases the error of a share by at most this much, in units of 2^-30.
 _ERROR = 385
-# For more coordinates of a cube or of a ball, sums of products have less noise: each of them would
-# add up the noise of too many cells.
+# Up to this many coordinates, sums of products may be computed from cells. With more coordinates,
+# they would add up the noise of too many cells. Then noise is added to the sums of products.
 _MOST_IN_CUBE, _MOST_IN_BALL = 3, 2
 
 
@@ -347,7 +348,7 @@ def bernstein_query(
     count, bits = math.prod(degree + 1 for degree in degrees), coarsening(capacity, bits=FINE_BITS)
     clipped = as_cube if in_cube else in_ball
     edge = 0.0 if in_cube else edge_of_ball(len(degrees), RADIUS_BITS)
-    # A record moves the sums no further than counts that it adds 1 to.
+    # A record changes the sums by at most as much as it changes a table of counts, in any norm.
     of_cells = reach_of_tables([count])
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
@@ -415,9 +416,10 @@ def _combinations(degrees: tuple[int, ...]) -> np.ndarray:
 
 
 def combinations_of(facts: dict[str, Any], released: int) -> np.ndarray:
-    """Returns the matrix that maps so many released sums to the upper triangle of z z^T.
+    """Returns the matrix that maps the released sums to sums of products.
 
-    Without "degrees" in the public facts, the triangle itself is released.
+    The sums of products are the upper triangle of the sum of z z^T, where z = (1, x). Without
+    "degrees" in the public facts, they are released themselves, and their number is `released`.
     """
     return _combinations(tuple(facts["degrees"])) if "degrees" in facts else np.eye(released)
 
@@ -432,9 +434,9 @@ def sums_of_moments(
 ) -> dict[str, Any]:
     """Returns public facts about the sums from which averages of products are computed.
 
-    These are Bernstein polynomials where their noise is the smaller one: for Laplace noise and few
-    coordinates, unless a replaced record stays in one group. "Variances" in docs/proofs/shorter.md
-    compares the noise.
+    Bernstein polynomials are summed if this needs less noise than sums of products: for Laplace
+    noise, few coordinates, and groups whose sizes differ between neighbors. "Variances" in
+    docs/proofs/shorter.md compares the noise.
 
     Args:
         dims: the number of coordinates.
@@ -452,8 +454,9 @@ def sums_of_moments(
 def sizes_differ(relation: NeighboringRelation, by: By | RowsOfPeople | None) -> bool:
     """Returns whether a group may have different sizes in neighboring databases.
 
-    A replaced record leaves one of several groups and enters another. If it can only stay or be
-    left out, this returns False.
+    Sizes differ under add-or-remove-one. They also differ if there are several groups, because a
+    replaced record may move from one to another. Sizes may also differ because records are left
+    out, for example if a number is missing. This function does not consider that.
     """
     groups = math.prod(len(one.keys) for one in groups_of(groups_alone(by)))
     return groups > 1 or NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE

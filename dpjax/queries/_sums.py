@@ -29,8 +29,8 @@ from dpjax.targets._clamping import check_interval, clamp, middle_and_half
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 LARGEST_TOTAL_BITS = 30
-# The number of bits of the largest record on the coarse grid. Totals have 30 bits, so noise may be
-# up to 2^14 sensitivities.
+# The number of bits of the largest record on the coarse grid. Totals have 30 bits, so the noise may
+# be up to 2^14 times as large as the sensitivity.
 _MOST_BITS = 16
 # The number of bits of the largest record in units of the fine grid.
 FINE_BITS = 30

@@ -40,11 +40,10 @@ class Truncation:
     Attributes:
         person: the column of ids.
         rows: how many rows are used in each of the person's groups.
-        groups: pairs of a column and the largest number of its groups in which a person's rows are
-            used.
-        order: the column whose increasing order says which rows are first; None for the order of
-            the table.
-        called: the printed name of the column of ids; None for its own name.
+        groups: pairs (column, m). A person's rows are used in at most m groups of this column.
+        order: the first rows of a person are those with the smallest numbers in this column; None
+            for the order of the table.
+        called: the name of the column of ids in the text of a guarantee; None for `person` itself.
     """
 
     person: Name

@@ -162,9 +162,9 @@ def marginal_workload(
         marginals: the attributes of each marginal: at least one, and distinct.
 
     Returns:
-        A `Workload`. Its answers are the cells of the first marginal, in the order of its
-        attributes where the last attribute varies fastest, then the cells of the next marginal, and
-        so on. Its table has an axis for every attribute.
+        A `Workload`. Its answers are the cells of the first marginal, then the cells of the next
+        marginal, and so on. Within a marginal, the last of its attributes varies fastest. The table
+        of the workload has an axis for every attribute.
 
     Raises:
         TypeError: if a number of categories is not an integer.

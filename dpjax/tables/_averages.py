@@ -229,7 +229,8 @@ class AveragesOfTable(CountsOfTable):
         """Releases a statistic of numbers clipped to bounds.
 
         If `bounds` is None, a part of the cost pays for a first release that finds bounds. `made`
-        takes a question, its cost, and the arguments of a query that say how it clips numbers.
+        returns the function that draws the release, given a question, its cost, and the clipping
+        arguments of its query.
         """
         axes = {"": (("quantile", tuple(map(float, probabilities))),)} if probabilities else {}
         texts = (tuple(map(str, probabilities)),) if probabilities else ()

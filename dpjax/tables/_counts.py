@@ -375,8 +375,8 @@ _OCTAVES = np.array([*reversed(_EXPONENTS[:-1]), _EXPONENTS[0] - 1, *_EXPONENTS[
 _CONFIDENCE = 0.999
 # A bucket in the octave of the fullest bucket is in the range if its noisy count is at least
 # `_NEEDED` times the scale of the noise. This factor grows by `_LARGER` for each octave above, and
-# by `_SMALLER` for each octave below. An octave above doubles the range. So `_LARGER` makes it 8
-# times less likely per octave that noise alone is large enough.
+# by `_SMALLER` for each octave below. Each octave above doubles the range. So noise alone should
+# rarely include it: `_LARGER` divides the probability by 8 for each octave.
 _NEEDED, _LARGER, _SMALLER = 3.0, 3 * math.log(2), math.log(2)
 
 
@@ -416,8 +416,8 @@ def _needed(fullest: int, mechanism: AdditiveMechanism, sure: float) -> np.ndarr
     octaves = _OCTAVES - _OCTAVES[fullest]
     scale = float(mechanism.effective_scale(like=np.int32(0)))
     larger = scale * (_NEEDED + _LARGER * octaves)
-    # A bucket of smaller numbers hardly widens the range, even if it is included by mistake. So its
-    # noisy count need not exceed `sure`. The noise of an empty bucket rarely exceeds `sure`.
+    # The noise of an empty bucket rarely exceeds `sure`. Numbers smaller than those of the fullest
+    # bucket hardly widen the range, so a threshold above `sure` is not necessary for their buckets.
     smaller = np.minimum(scale * (_NEEDED - _SMALLER * octaves), sure)
     # Noisy counts are integers. A bucket whose noisy count is 0 or less is not included.
     return np.maximum(np.where(octaves > 0, larger, smaller), 1)

@@ -32,8 +32,8 @@ class People:
     """The column of people's ids in a table, and how many of their rows count.
 
     Attributes:
-        truncation: decides which rows count. A limit on the groups of a column applies to
-            statistics that are grouped by this column.
+        truncation: decides which rows count. For a column, it may limit the number of groups in
+            which a person's rows count. This limit applies to statistics grouped by this column.
     """
 
     truncation: Truncation

@@ -69,7 +69,7 @@ class Cost:
     relation: NeighboringRelation
 
     def price(self) -> Price:
-        """Returns epsilon and delta of the release, if the user gave epsilon and no error."""
+        """Returns epsilon and delta of the release. The cost must be given by an epsilon."""
         assert self.epsilon is not None
         return self._at(self.epsilon)
 
@@ -83,11 +83,10 @@ class Cost:
         return epsilon, delta
 
     def split(self, parts: int, payments: int = 1) -> tuple[float, "Cost"]:
-        """Returns epsilon divided by `parts`, and a `Cost` with the rest after so many payments.
+        """Returns p = epsilon / `parts`, and a `Cost` with the rest, epsilon - `payments` * p.
 
-        A ledger rounds each payment up to `EPSILON_DIGITS` decimal digits. The first result is
-        rounded down to these digits. So all payments together do not exceed one payment of the
-        whole epsilon.
+        A ledger rounds each payment up to `EPSILON_DIGITS` decimal digits. So p is rounded down to
+        these digits. Then all payments together do not exceed one payment of the whole epsilon.
         """
         assert self.epsilon is not None
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
@@ -280,7 +279,10 @@ class Question:
         )
 
     def once_in_each(self, cells: int) -> "Question":
-        """Returns the question for people with at most one row in each of `cells` cells."""
+        """Returns this question, with the sensitivity for at most one row of a person in a cell.
+
+        `cells` is the number of cells.
+        """
         people = self.people
         if people is None:
             return self

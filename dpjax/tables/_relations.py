@@ -46,10 +46,10 @@ class Box:
         lower: the lower ends.
         upper: the upper ends.
         middle: the middle of the box.
-        size: half the length of each edge. If `in_ball`, the half-axes of the ellipsoid through the
-            corners of the box, which is later scaled to the unit ball.
-        in_ball: whether the box is scaled such that its corners are on the unit sphere. Otherwise
-            it is scaled to the cube [-1, 1]^d.
+        size: half the length of each edge. If `in_ball`, the half-axes of an ellipsoid through the
+            corners of the box.
+        in_ball: whether `vectors` scales this ellipsoid to the unit ball. Otherwise it scales the
+            box to the cube [-1, 1]^d.
     """
 
     columns: tuple[str, ...]
@@ -331,7 +331,7 @@ class RelationsOfTable(AskedTable):
         return Release(value, found.guarantee, accuracy, labels)
 
     def _vectors(self, asked: Question, boxes: PyTree) -> PaddedRecords | Parts:
-        """Returns the columns of each box as vectors, for the query of a statistic."""
+        """Returns a database of the rows as vectors, one for each box in `boxes`."""
 
         def vectors(table: AskedTable, asked: Question) -> PaddedRecords:
             return asked.database(jax.tree.map(lambda box: box.vectors(table._frame), boxes))

@@ -205,7 +205,10 @@ class SynthesisOfTable(CountsOfTable):
 
 
 def _found(name: str, release: Release) -> tuple[dict[str, Any] | None, str]:
-    """Returns the keys or bounds that a release found for a column, if any, and a sentence."""
+    """Returns the keys or bounds that a release found for a column, and a phrase that states them.
+
+    The keys or bounds are None if nothing was found.
+    """
     if isinstance(release.value, tuple):
         if release.value:
             keys = {name: release.value}
@@ -361,7 +364,7 @@ def table_like(
 
 
 def _all_missing(frame: Frame, name: str, rows: int) -> np.ndarray:
-    """Returns missing entries in a column's dtype, or NaN if the dtype has no missing entries."""
+    """Returns `rows` missing entries for a column. They are NaN if its dtype has none."""
     column = frame[name]
     if column.is_text or column.may_miss or moments_of(frame.columns[name]) is not None:
         return _in_dtype(frame, name, np.zeros(rows), np.zeros(rows, bool), missing=True)

@@ -45,7 +45,7 @@ def test_dimensions_have_any_name(sweep, ax):
 def test_results_of_xarray_are_drawn(sweep, ax):
     xarray = pytest.importorskip("xarray")
     names = xarray.DataArray(np.ones((2, 3)), {"epsilon": ["a", "b"]}, ("epsilon", "repeat"))
-    with pytest.raises(ValueError, match="numbers along 'epsilon'"):
+    with pytest.raises(ValueError, match="the coordinates of 'epsilon' must be numbers"):
         utility(names, ax=ax)
     with pytest.raises(ValueError, match="must not be empty"):
         utility(names.assign_coords(epsilon=[1, 2])[:, :0], ax=ax)
