@@ -60,7 +60,7 @@ class Sampling(Protocol):
 
     @property
     def rate(self) -> float:
-        """The probability that a record is in a batch, public."""
+        """The public probability that a record is in a batch."""
         ...
 
     @property

@@ -29,8 +29,9 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     You must have chosen targets, sizes, norms and oracles without the private data and without
     earlier releases of it. The reason: given the result of a release, the database is no longer a
-    draw from the oracle. In an example, the first answer determines the second target. The distance
-    of a pair then exceeds the estimate with probability .75, although gamma is .057.
+    draw from the oracle. For example, let the first answer determine the second target. The values
+    of two neighbors can then be farther apart than the estimated sensitivity with probability .75,
+    although gamma is .057.
 
     If the neighboring relations differ, the result is under replace-one. A guarantee under
     add-or-remove-one is first converted to replace-one. If the guarantee also states its epsilon
@@ -440,10 +441,11 @@ SHARE = 2.0**-10  # The fraction of delta that is set aside for the cost of nois
 def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:
     """Converts the guarantee of ideal noise to a guarantee of noise that is drawn from tables.
 
-    The ideal noise must be (epsilon, delta (1 - 2^-10))-DP. Let P and Q be the distributions of the
-    ideal output on two neighbors, and P' and Q' those of the output with drawn noise. Except for a
-    probability m, the probabilities of P' and P are within a factor e^c, and so are those of Q' and
-    Q. So P'(S) <= e^c P(S) + m <= e^c (e^epsilon Q(S) + delta) + m, and Q(S) <= e^c Q'(S) + m.
+    The ideal noise must be (epsilon, d)-DP for d = delta (1 - 2^-10). Let P and Q be the
+    distributions of the output with ideal noise on two neighbors, and P' and Q' those with drawn
+    noise. Let c be `LOSS_OF_TABLES` times dims, and m be `MASS_OF_TABLES` times dims. For every
+    event S, P'(S) <= e^c P(S) + m and Q(S) <= e^c Q'(S) + m. With P(S) <= e^epsilon Q(S) + d, it
+    follows that P'(S) <= e^(epsilon + 2 c) Q'(S) + e^c d + (1 + e^(epsilon + c)) m.
 
     Args:
         epsilon: the epsilon of the ideal noise.

@@ -89,7 +89,9 @@ def under_distribution_shift(
     ((name, bound),) = given.items()
     bound = _checks.non_negative(name, bound)
     if name == "ratio" and bound < 1:
-        raise ValueError(f"ratio must be at least 1, the average of dQ/dP, got {bound}")
+        raise ValueError(
+            f"ratio must be at least 1, because it bounds dQ/dP, whose average is 1, got {bound}"
+        )
     events = distinct_events([under_p])
     if not events:
         return under_p

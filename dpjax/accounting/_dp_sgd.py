@@ -267,15 +267,15 @@ class DpSgdRun(NamedTuple):
         if self.strategy is not None and run.overlaps and (rate != 1 or separated):
             raise ValueError(
                 f"sampling must have at least {self.strategy.bands} groups, one for each band of "
-                f"the strategy, got {sampling}: with fewer groups, two batches of a record would "
-                "enter one published number. Draw batches by learning.cyclic_sampling, or batches "
-                "that contain all records of their group"
+                f"the strategy, got {sampling}: with fewer groups, one published number would "
+                "depend on two batches with the same record. Draw batches by "
+                "learning.cyclic_sampling, or let every batch contain all records of its group"
             )
         return run
 
     @property
     def overlaps(self) -> bool:
-        """Whether two batches that contain the same record may enter one published number."""
+        """Whether one published number may depend on two batches that contain the same record."""
         return self.strategy is not None and self.strategy.bands > self.groups
 
     @property
@@ -398,12 +398,12 @@ class DpSgdRun(NamedTuple):
         )
 
     def check_within_reach(self, epsilon: float) -> None:
-        """Refuses an epsilon at which inexact noise and batches cost over a tenth of delta.
+        """Refuses an epsilon at which deviations from an ideal run cost over a tenth of delta.
 
-        Noise comes from tables, and a batch may exceed its capacity. Part of delta pays for these
-        deviations from an ideal run. Up to a tenth, this part hardly affects the smallest noise
-        multiplier. Beyond a tenth, the epsilon of the smallest noise multiplier might be below the
-        requested one.
+        There are two deviations: noise comes from tables, and a batch may exceed its capacity. Part
+        of delta pays for them. If this part is at most a tenth, it hardly affects the least noise
+        multiplier. If it is larger, the epsilon of the least noise multiplier might be below the
+        requested epsilon.
         """
         if _charged_at(epsilon, self.loss, self.missed) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))

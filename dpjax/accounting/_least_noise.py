@@ -98,8 +98,8 @@ def dp_sgd_noise_multiplier(
     target = _checks.concrete_positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
-    # With the largest noise multiplier, only noise tables and batches that exceed their capacity
-    # cost epsilon.
+    # Even the largest noise multiplier leaves some epsilon, because noise tables are inexact, and
+    # because a batch may exceed its capacity.
     if run.epsilon(MOST_NOISE) > target:
         other = "" if method == "pld" else ', or method="pld"'
         raise NoEpsilonError(
@@ -107,7 +107,8 @@ def dp_sgd_noise_multiplier(
             f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta{other}"
         )
     if method == "renyi":
-        # Without loss intervals that could be wider, one search is enough.
+        # Renyi divergences are computed without loss intervals. So there are no faster searches
+        # with wide intervals, and this is the only search.
         z = math.exp(_search(run.epsilon, target, 0.0, 0.0, _WITHIN).enough.at)
         # If the best order is the largest of the orders that are tried, epsilon jumps as a function
         # of the noise multiplier.
@@ -115,8 +116,8 @@ def dp_sgd_noise_multiplier(
         if reached < _MET * target and z > LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
                 f'method="renyi" finds no noise multiplier with an epsilon near {target:g} at'
-                f" delta={run.delta:g}: the least noise multiplier that keeps it is {z:.4g},"
-                f' and its epsilon is only {reached:.3g}; use method="pld"'
+                f" delta={run.delta:g}: the least noise multiplier with at most this epsilon is"
+                f' {z:.4g}, but its epsilon is only {reached:.3g}; use method="pld"'
             )
         return z
     return least_noise(run.epsilon, target)
@@ -165,21 +166,21 @@ class _Bracket(NamedTuple):
 
     @property
     def root(self) -> float:
-        """Returns the log(z) at which a line through the two points has excess 0.
+        """Returns the log(z) at which the line through `little` and `enough` has excess 0.
 
-        If only `enough` is known, the line has the known slope. Without any slope, the result is
-        `enough.at`.
+        If `little` is not known, the line through `enough` falls at the rate `known_slope`. If
+        `known_slope` is 0, too, the result is `enough.at`.
         """
         if not self.slope or math.isinf(self.enough.excess):
             return self.enough.at
         return self.enough.at + self.enough.excess / self.slope
 
     def narrow(self, within: float) -> bool:
-        """Whether the search may end, because slightly less noise than `enough` is too little.
+        """Whether the search may end: noise below (1 - `within`) times `enough` is too little.
 
-        The search may end if noise below (1 - `within`) times `enough` is known to be too little.
-        If `known_slope` is above 0, an excess of `enough` slightly below 0 implies this. The slope
-        may be inexact, so the smaller of `known_slope` / 2 and 1 is used in its place.
+        This is known if `little` is close to `enough`. It is also known if `known_slope` is above 0
+        and the excess at `enough` is close to 0. The slope may be inexact, so the smaller of
+        `known_slope` / 2 and 1 is used in its place. The search also ends at `LEAST_NOISE`.
         """
         if self.enough.at <= math.log(LEAST_NOISE):
             return True
@@ -187,7 +188,7 @@ class _Bracket(NamedTuple):
         return width <= within or -self.enough.excess < fall * within
 
     def next(self, margin: float) -> float:
-        """Returns the next logarithm to try, near the estimated root."""
+        """Returns the next log(z) to try, near the estimated root."""
         little, enough = self.little, self.enough
         if math.isinf(little.at) or math.isinf(enough.at):
             return self._outside(margin)
@@ -199,7 +200,7 @@ class _Bracket(NamedTuple):
         return min(max(root, little.at + margin), enough.at - margin)
 
     def _outside(self, margin: float) -> float:
-        """Returns the next logarithm to try while `little` or `enough` has not been found."""
+        """Returns the next log(z) to try if only one of `little` and `enough` is known."""
         known = self.little if math.isinf(self.enough.at) else self.enough
         if self.known_slope:  # A point just above the root may end the search.
             move = known.excess / self.known_slope + margin / 2

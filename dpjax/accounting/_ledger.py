@@ -489,8 +489,8 @@ class Ledger(Account):
 
     def record(self, release: Payment, price: Amount | None = None) -> None:
         """Pays for a release that is about to be drawn: `price`, or the cost of its guarantee."""
-        # If gamma was set by hand, the guarantee names no sampling. Then `compose` adds a sampling
-        # with a new identity to the guarantee, and the file stores this identity.
+        # If a user set gamma by hand, the guarantee does not tell which sampling gamma belongs to.
+        # `compose` then adds a sampling with a random identity, and the file stores this identity.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"

@@ -118,8 +118,8 @@ class Parts:
     def __call__(self, part: str | int) -> "Part":
         """Returns the account of one part, which is given by its public name or key.
 
-        The same part always has the same account. So if two open blocks are for one part, a release
-        is paid for once.
+        The same part always has the same account. So if two nested `with` blocks are for the same
+        part, a release in the inner block is paid for once.
         """
         if isinstance(part, bool) or not isinstance(part, (str, int)):
             raise TypeError(f"part must be a string or an integer, got {_checks.shown(part)}")
@@ -197,7 +197,10 @@ class Part(Account):
         return super().released(self._of_part(request))
 
     def keep(self, request: Request, release: Release) -> Release:
-        """Stores a release unless the part has one for this request. Returns the stored one."""
+        """Stores a release unless this part already has a release for the request.
+
+        Returns the stored release.
+        """
         return super().keep(self._of_part(request), release)
 
     def _of_part(self, request: Request) -> Request:

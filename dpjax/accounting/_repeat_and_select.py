@@ -247,7 +247,10 @@ def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float
 
 
 def _divergences_of_one(one: OneRun) -> np.ndarray:
-    """Returns upper bounds on the Renyi divergences of one ideal run, for all `ORDERS`."""
+    """Bounds the Renyi divergences between one run's outputs on two neighbors, for all `ORDERS`.
+
+    The noise and the batches of the run are taken to be ideal.
+    """
     if one.training is None:
         return divergences_of_pure(float(one.guarantee.epsilon) + one.score_epsilon)
     run, z = one.training

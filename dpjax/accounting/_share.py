@@ -68,8 +68,8 @@ class Pool:
         mu = _mu_of(guarantee, drawing, shift)
         if mu is None:
             raise BudgetExceededError(
-                "this budget has a delta above 0, and its shares pay only for Gaussian noise in the"
-                " norm l2 and for releases with delta 0: pay for others from the ledger itself"
+                "shares of a budget with a delta above 0 pay only for Gaussian noise in the norm l2"
+                " and for releases with delta 0: pay for this release from the ledger itself"
             )
         return Fraction(mu) ** 2
 
@@ -178,8 +178,8 @@ class Share(Account):
 def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:
     """Returns mu, the sensitivity over the standard deviation of the noise, rounded up.
 
-    A release without a delta counts like Gaussian noise with some mu. The result is None if the
-    release has a delta and is not Gaussian.
+    For an epsilon-DP release, the result is the mu of Gaussian noise with the same cost. The result
+    is None if the release has a delta and is not Gaussian.
 
     `shift` is 2 if the noise was calibrated under add-or-remove-one, but the ledger is under
     replace-one. Replacing a record then changes the value twice as much.

@@ -212,10 +212,11 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
 
     Let y be a record, q the published means and p the means in the population. The score is
     sum_j (y_j - p_j) (q_j - p_j) / (p_j (1 - p_j)), divided by its standard deviation for a
-    stranger. For strangers and many attributes it is nearly standard normal, for any published
-    means. So a stranger's score exceeds a threshold z with probability P(Z > z). With exact means
-    of n members, the average score of members is sqrt(d / n): many attributes of few people expose
-    each of them. Works inside `jit`.
+    stranger. For a stranger and many attributes, the score is nearly standard normal, for any
+    published means. So it exceeds a threshold z with probability about 1 - Phi(z). Now let the
+    published means be the exact means of n members. The average score of the members is
+    sqrt(d / n), so means of many attributes of few people reveal who the members are. Works inside
+    `jit`.
 
     Args:
         records: attributes in [0, 1] of the people to trace, shape (d,), or (..., d) for many.

@@ -48,9 +48,9 @@ class RocCurve:
 
     Formal guarantees:
         Limits are exact for any distributions, also with ties. All limits of `limits` and `corners`
-        are valid together with probability at least `confidence`. The error probability is split
-        among Clopper-Pearson limits of both rates, at ranks of non-members that are fixed in
-        advance.
+        are valid together with probability at least `confidence`. The error probability is divided
+        equally among Clopper-Pearson limits of both rates. The thresholds of these limits are
+        scores of non-members whose ranks are fixed in advance.
     """
 
     members: np.ndarray
@@ -187,10 +187,10 @@ def roc_curve(
     Args:
         scores: numbers, higher for members; NaN counts as the lowest.
         members: booleans of the same shape: whether a score belongs to a member.
-        confidence: the confidence of the limits, in (0, 1). Scores must then be independent: one
-            from each training, as in `membership_trials`. Scores of many records under one model
-            depend on each other, and so do those of `lira` and `rmia`. For these, give None, and
-            the curve has no limits.
+        confidence: the confidence of the limits of the rates, in (0, 1). It requires independent
+            scores: one from each training, as in `membership_trials`. Scores of many records under
+            one model depend on each other, and so do scores of `lira` and `rmia`. For dependent
+            scores, pass None. Then the curve has no limits.
 
     Returns:
         A `RocCurve`.

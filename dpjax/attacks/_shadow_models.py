@@ -58,10 +58,10 @@ def shadow_models(
 ) -> ShadowModels:
     """Trains many models on random halves of some records, as one program.
 
-    Of 2 n records, either record i or record n + i is at position i of a database, by a fair coin
-    for each position and model. So all databases have size n, as under replace-one. The coins of
-    different models are independent, so `lira` and `rmia` may use all other models to attack one of
-    them.
+    There are 2 n records. For each model and each position i, a fair coin puts record i or record
+    n + i at position i of the model's database. So all databases have size n, as under replace-one.
+    The coins of different models are independent, so `lira` and `rmia` may use all other models to
+    attack one of them.
 
     Args:
         key: a typed key, of the chacha20 implementation if `train` requires it.
@@ -127,7 +127,7 @@ def shadow_models(
         first = jax.random.bernoulli(jax.random.fold_in(key_coins, index), 0.5, (count // 2,))
         database = jax.tree.map(functools.partial(_winners, first), candidates)
         model = released_value(train(jax.random.fold_in(key_models, index), database))
-        # Only answers are returned, and not the models, so that memory does not limit `models`.
+        # Only the answers are returned. If all models were returned, they might not fit in memory.
         answers = [_answers(query, model, asked) for asked in (candidates, *others)]
         return jnp.concatenate([first, ~first]), answers
 

@@ -127,9 +127,10 @@ def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
     This is min(n, 2 floor(2 E)), which is the bound 4 E of Theorem 1 of the lecture "A firm
     foundation for private data analysis", rounded down to a number that can occur. It is attained
     (docs/proofs/reconstruction.md). With E = n/400, at most 1% of the bits are wrong. The lecture
-    calls this blatantly non-private. It also says that noise bounded by n/400 prevents it, but this
-    does not follow. The theorem says only that noise below n/400 does not prevent it. More noise
-    may not prevent it either: up to E = n/8, at least half of the records are surely right.
+    calls such answers blatantly non-private. It also says that noise bounded by n/400 prevents such
+    a reconstruction, but this does not follow. The theorem says only that noise below n/400 does
+    not prevent it. More noise may not prevent it either: up to E = n/8, at least half of the bits
+    are surely right.
 
     Args:
         n: the number of records, at least 1.

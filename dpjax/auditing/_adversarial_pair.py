@@ -110,7 +110,10 @@ def _searches(records: PyTree, bounds: PyTree) -> list[_IntervalSearch]:
     else:
         each, tree = jax.tree.flatten(bounds, is_leaf=_is_bound)
         if tree != structure:
-            raise ValueError(f"bounds must be one, or a tree like the records, got {bounds}")
+            raise ValueError(
+                "bounds must be one pair (low, high) or one Ball, or a tree of these like the"
+                f" records, got {bounds}"
+            )
     return [_search(leaf, bound) for leaf, bound in zip(leaves, each, strict=True)]
 
 
@@ -205,18 +208,18 @@ def adversarial_pair(
 ) -> AdversarialPair:
     """Searches for two neighboring databases whose target values are as far apart as possible.
 
-    It maximizes log ||f(D) - f(D')|| over the database and the replacing record. It takes projected
-    Adam steps if f has a gradient, and also changes a few records at random, including integers.
-    All restarts run in one batched program.
+    Let f be the target. The search maximizes log ||f(D) - f(D')|| over the database and the
+    replacing record. It takes projected Adam steps if f has a gradient. It also changes a few
+    records at random, including integers. All restarts run in one batched program.
 
     Args:
         key: a typed key.
-        target: pure JAX, of a pytree of arrays with leading axis n.
+        target: a pure JAX function of a pytree of arrays with leading axis n.
         records: shapes and dtypes of a database: a pytree of `jax.ShapeDtypeStruct`, or of arrays,
             whose values are ignored.
-        bounds: the bounds of each coordinate of a record: one pair `(low, high)`, both included,
-            for all arrays; or a tree like the records, with such pairs or
-            `dpjax.proving.Ball(radius)`, a bound on the l2 norm of a record, as leaves.
+        bounds: one bound for all arrays, or a tree like the records with a bound for each array. A
+            bound is a pair `(low, high)` for every coordinate of a record, both included, or
+            `dpjax.proving.Ball(radius)` for the l2 norm of a record.
         norm: as for `dpjax.sample_sensitivity`.
         steps: the number of steps of the search, at least 1.
         restarts: the number of databases to start from, at least 1.

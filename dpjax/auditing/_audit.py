@@ -322,7 +322,10 @@ def audit_curve(
 def _question(mechanism: object, delta: float | None, at_epsilon: float | None) -> Question:
     if at_epsilon is not None:
         if delta is not None:
-            raise TypeError("delta and at_epsilon must not both be given: one of them is bounded")
+            raise TypeError(
+                "delta and at_epsilon must not both be given: the audit bounds epsilon at a given"
+                " delta, or delta at a given epsilon"
+            )
         return Question("delta", _checks.non_negative("at_epsilon", at_epsilon))
     claim = claim_of(mechanism)
     # At the claimed delta, a lower bound above the claimed epsilon refutes the claim.
@@ -364,8 +367,9 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # `max` compares the cautions first. The pair with the largest caution wins, because its
-        # event is most reliable. If cautions are equal, the larger expected bound wins.
+        # `caution` is the number by which the error probability was divided to choose the event.
+        # A larger caution means a more reliable event, so `max` compares cautions first. If they
+        # are equal, it compares the expected bounds.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 

@@ -63,9 +63,9 @@ class Calibration:
             confidence: the posterior probability of the interval, in (0, 1).
 
         Returns:
-            Shape (numbers,), fractions of the trials. The interval leaves out the same number of
-            ranks at both ends. If this number is not an integer, the interval contains only a part
-            of the rank at each boundary. A trial with such a rank counts as this part.
+            The fraction of trials for each number of theta, shape (numbers,). The interval leaves
+            out x ranks at each end. If x is not an integer, the interval contains only the fraction
+            ceil(x) - x of the next rank. A trial with this rank counts as this fraction.
 
         Raises:
             TypeError: if the confidence is not a number.

@@ -31,7 +31,8 @@ _BATCHES_OF_SINGLES = 64
 _SIGMAS = 6.0
 # A bound on the relative rounding error of a log probability in float32, for several coordinates.
 _ROUNDING = 1e-4
-# If a ratio exceeds e^6, the mean of the ratios depends on draws that are too rare to test.
+# If a ratio exceeds e^6 times the median, the mean of the ratios depends on draws that are too rare
+# to test.
 _LARGEST_LOG_RATIO = 6.0
 # Limits for fitting a density: the largest number of integer outcomes, the least number of draws of
 # an outcome, and the largest number of float coordinates.
@@ -54,8 +55,8 @@ class ConformanceReport:
             value) over the draws Y.
         largest_loss: the largest privacy loss of a draw: log p(Y | value) - log p(Y | other value),
             for other values within the sensitivity.
-        delta: the delta at the guarantee's epsilon, estimated from the draws; the largest for any
-            other value.
+        delta: the largest estimate of delta at the guarantee's epsilon. The draws give one estimate
+            for each other value.
         checks: maps the name of each check to a sentence about its result.
 
     Formal guarantees:
@@ -495,7 +496,12 @@ def _mean_ratio(here: np.ndarray, there: np.ndarray) -> tuple[float, float]:
 
 
 def _depends_on_rare_draws(here: np.ndarray, there: np.ndarray) -> bool:
-    """Whether the mean of p' / p is too uncertain for a test."""
+    """Whether the mean of p' / p over draws of p depends on draws that are too rare to test.
+
+    Args:
+        here: log p of every draw.
+        there: log p', for any density p'.
+    """
     log_ratio = (there - here)[np.isfinite(there)]
     return bool(log_ratio.max(initial=-math.inf) > np.median(log_ratio) + _LARGEST_LOG_RATIO)
 

@@ -234,9 +234,14 @@ class Question:
     at: float
 
     def answer(self, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
-        """Returns the bound that follows from a lower limit of p and an upper limit of q.
+        """Returns a lower bound on epsilon or delta, from limits of the probabilities of an event.
 
-        A bound below 0 proves nothing.
+        Args:
+            lower: a lower limit of the event's probability for one value of the input.
+            upper: an upper limit of the event's probability for the other value.
+
+        Returns:
+            The lower bound. If it is below 0, it proves nothing.
         """
         lower, upper = np.asarray(lower), np.asarray(upper)
         with np.errstate(divide="ignore", over="ignore"):
@@ -248,11 +253,11 @@ class Question:
 # For each score, `_EVEN` thresholds have evenly spaced ranks in the sample. Toward each end, the
 # ranks of `_TAIL` more thresholds are geometrically spaced.
 _EVEN, _TAIL = 256, 48
-# While an event is being chosen, the error probability is divided by one of these numbers, the
-# caution. A larger caution widens the limits, so that no event is chosen only because of a chance
-# fluctuation of the sample. The first caution widens the limits by three standard errors of the
-# sample. It would reject every event if events are rare, epsilon is small or samples are few. The
-# smaller cautions are for these cases.
+# These numbers are called cautions. While an event is being chosen, the error probability is
+# divided by a caution. A larger caution widens the limits, so that no event is chosen only because
+# of a chance fluctuation of the sample. The first caution widens the limits by three standard
+# errors of the sample. It would reject every event if events are rare, epsilon is small or samples
+# are few. The smaller cautions are for these cases.
 _CAUTIONS = (1e5, 30.0, 1.0)
 # A later score is preferred to an earlier score only if it improves the bound by this fraction,
 # because earlier scores have events that are simpler to describe.
@@ -333,10 +338,10 @@ def choose(
 ) -> list[ChosenEvent]:
     """Returns the events with the largest expected bounds.
 
-    An event is the set of outputs whose score is at least, or at most, a threshold. To choose an
-    event, bounds are computed at a smaller error probability: the error probability divided by a
-    number, the caution. At most one event is returned for each caution in `_CAUTIONS`, the largest
-    caution first. A smaller caution admits rarer events. Scores must be in order of preference.
+    An event is the set of outputs whose score is at least, or at most, a threshold. While an event
+    is being chosen, the error probability is divided by a number from `_CAUTIONS`, its caution. For
+    each caution, at most one event is returned, the largest caution first. A smaller caution admits
+    rarer events. Scores must be in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]

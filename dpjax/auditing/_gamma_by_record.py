@@ -83,7 +83,10 @@ class RecordGammas:
         return float(self._error / (2 * len(self.uncovered))) * (1 - 1e-15)
 
     def share_above(self, x: float) -> float:
-        """An upper limit of the fraction of people whose gamma exceeds x, valid for all x at once.
+        """An upper limit of the fraction of people whose record has a gamma above x.
+
+        The gamma of a record is the fraction of its pairs that the sensitivity does not cover. The
+        limits are valid for all x at once.
 
         Args:
             x: in (0, 1).
@@ -98,8 +101,8 @@ class RecordGammas:
         x = _checks.fraction("x", x)
         if not self.drawn:
             raise ValueError(
-                "share_above needs records that were drawn from the oracle, got given records, so"
-                " not a random sample: pass a number as records to gamma_by_record"
+                "share_above needs a random sample of records, got records that were passed to"
+                " gamma_by_record: pass a number of records, which are then drawn from the oracle"
             )
         counts = np.arange(self.pairs)
         above = (self.uncovered[:, None] > counts).sum(0)

@@ -136,7 +136,7 @@ def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:
     """
     mass, right, wrong = p, p * v / m, p * (r - v) / m
     for i in range(v - 1, -1, -1):
-        # Over j > i, `right` is the sum of j p_j / m, and `wrong` is the sum of (r - j) p_j / m.
+        # `right` is the sum of j p_j / m over all j > i, and `wrong` the sum of (r - j) p_j / m.
         needed = float(scipy.special.ndtr(scipy.special.ndtri(min(right, 1.0)) - mu))
         added = max(needed * (1 - _ROUNDING) - wrong, 0.0) * m / (r - i)
         mass, right, wrong = mass + added, right + added * i / m, wrong + added * (r - i) / m

@@ -161,7 +161,10 @@ def _seen(
 
 
 def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
-    """Returns a code of a number's exact value, for a number that takes few values."""
+    """Returns a code that maps each exact value of a number to an integer of its own.
+
+    It suits a number that takes few values.
+    """
 
     def encode(outputs: Value) -> np.ndarray:
         return _bits_of(coordinate(outputs))
@@ -265,7 +268,7 @@ def off_the_grid(
 
 
 def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> list[np.ndarray]:
-    """Returns, for each of the `ends`, the lowest set bit of every output minus this end."""
+    """Returns, for each of the `ends`, the lowest set bit of the difference output - end."""
     numbers = exact_numbers(coordinate(outputs))
     with np.errstate(over="ignore", invalid="ignore"):  # NaN is cast to an arbitrary integer.
         values = [exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]

@@ -47,12 +47,12 @@ class PairCurve:
     The bound depends on the pair's relative distance, which `_profile_pairs` defines.
 
     Attributes:
-        family: the kind of privacy profile that bounds all releases without Gaussian noise
-            together: "laplace", "range" or "pure".
+        family: the kind of privacy profile that bounds the composition of all releases without
+            Gaussian noise: "laplace", "range" or "pure".
         loss: the total privacy loss of the releases without Gaussian noise, at
             relative distance 1.
-        deviations: the shift of all releases with Gaussian noise together, in standard deviations,
-            at relative distance 1.
+        deviations: the joint shift of all releases with Gaussian noise, in standard deviations, at
+            relative distance 1.
         slack: the privacy loss that the noise tables add.
         missed: the probability of noise outside the tables.
         chances: the log of a factor. The factor covers rounding errors in the probabilities of
@@ -316,8 +316,8 @@ def privacy_profile(
     has one gamma, a bound on the fraction of pairs that the sensitivity does not cover. This
     guarantee says nothing about the pairs that are not covered. The profile also bounds the privacy
     loss of these pairs. For several releases, the profile adds up their losses on each pair.
-    `dpjax.accounting.compose` adds up the gammas of the releases, as if each release failed to
-    cover other pairs.
+    `dpjax.accounting.compose` adds up the gammas of the releases, as if two releases never left the
+    same pair uncovered.
 
     The function draws m pairs of neighboring databases. Let the values of a pair be at distance G.
     The pair has the loss a = epsilon G / Delta, where Delta is the mechanism's sensitivity. Its
@@ -436,7 +436,8 @@ def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
     listed = [releases] if is_release(releases) else releases
     if not isinstance(listed, (list, tuple)) or not listed or not all(map(is_release, listed)):
         raise TypeError(
-            f"releases must be (target, mechanism) or a list of it, got {_checks.shown(releases)}"
+            "releases must be a pair (target, mechanism), or a list of such pairs, got"
+            f" {_checks.shown(releases)}"
         )
     return list(listed)
 
@@ -467,7 +468,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
                 "mechanisms must be concrete, got a traced one: call privacy_profile outside of jit"
             )
         if sensitivity.n not in (None, n):
-            raise ValueError(f"n must be {sensitivity.n}, as for a mechanism, got n={n}")
+            raise ValueError(f"n must be {sensitivity.n}, the n of a sensitivity, got n={n}")
         if sensitivity.relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(f"mechanisms must be for replace-one, got {sensitivity.relation}")
         pair_loss = getattr(inside.mechanism, "pair_loss", None)

@@ -210,10 +210,11 @@ _SHIFT_ERROR = 2.0**-10
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedPair(RandomPair):
-    """A random pair of databases, and one simulated release about it.
+    """A random pair of databases, and one simulated release of the first database.
 
     Attributes:
-        loss: maps two values, or their difference, and a key to the privacy loss of a release.
+        loss: maps a key, and the two values of the pair or their difference, to the privacy loss of
+            the release.
     """
 
     loss: Program | None = None
@@ -226,7 +227,10 @@ class ReleasedPair(RandomPair):
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns relative distance and loss of pair `index`, and the rounding step of values."""
+        """Returns two numbers of pair `index`, and the rounding step of the target's value.
+
+        The two numbers are the relative distance and the privacy loss.
+        """
         if self.sums is None:
             return super().distance(key, index, position)
         loss, noise = self._release(key, index)
@@ -266,8 +270,8 @@ def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
     """Counts how many independent losses add up. Releases with at least two are simulated.
 
-    A selection with known `logits` counts twice, so that it is always simulated. The distance of
-    its scores alone does not determine the distribution of its loss.
+    A selection with known `logits` counts twice, so that it is always simulated. The reason: the
+    distance between its scores on two neighbors does not determine the distribution of its loss.
     """
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):

@@ -95,7 +95,8 @@ class SimulationBank:
             theta: the parameters of the population.
 
         Returns:
-            The value of a release, or a tuple of values. It runs in JAX, and no ledger pays for it.
+            The value of a release, or a tuple of values if the bank is for several functions. No
+            ledger pays for these simulated releases. Works inside `jit`.
         """
         return self._world.draw_release(key, theta)
 
@@ -111,7 +112,8 @@ class SimulationBank:
             draws: the number of draws.
 
         Returns:
-            The parameters of the drawn populations, with a leading axis of draws. JAX code.
+            The parameters of the drawn populations, with a leading axis of draws. Works inside
+            `jit`.
         """
         several = (released,) if self._world.is_single else tuple(released)
         weights, _, _ = _weighed(self._world, several, self.values)

@@ -48,7 +48,10 @@ class Simulation:
     like: PyTree
 
     def p_value(self, key: Key, theta: PyTree, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the p-value of the parameters theta, and the margins that a search compares."""
+        """Returns the p-value of the parameters theta, and its `margins`.
+
+        From the margins at a few parameters, a `Search` bounds the p-values between them.
+        """
 
         def simulated(seed: jax.Array) -> jax.Array:
             of_database, *of_noise = jax.random.split(

@@ -129,7 +129,7 @@ class Latents:
 
     @property
     def places(self) -> jax.Array:
-        """Returns, for each normal number, the index of the draw that is computed from it."""
+        """Returns, for each normal number, the index in `sizes` of the draw that uses it."""
         sizes = np.array(self.sizes, int)
         return jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=self.size)
 
@@ -137,7 +137,7 @@ class Latents:
 def _check_that_keys_do_not_count(
     under: Callable[[Key, jax.Array], PyTree], key: Key, size: int
 ) -> None:
-    """Raises an error if outputs depend on the key even when the normal numbers are fixed."""
+    """Raises an error if the same normal numbers give other outputs under another key."""
     row = jax.random.normal(jax.random.key(1), (size,))
     program = jax.jit(lambda key: under(key, row))
     one = jax.tree.leaves(program(key))

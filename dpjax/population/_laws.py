@@ -154,12 +154,12 @@ class Law:
         return jax.tree.unflatten(wanted.structure, [x.reshape(like.shape) for x, like in leaves])
 
     def _as_held(self, database: Database) -> "Law":
-        """Checks that releases store their noisy numbers. Adds the stored structure to the law.
+        """Returns this law with the structure in which releases store their noisy numbers.
 
-        If a function of dpjax computes a statistic from noisy numbers, the release also stores the
-        noisy numbers. For any other function, the value of the release must be the noisy numbers
-        themselves. To check this, arbitrary numbers replace the draw, and the function must return
-        them unchanged.
+        Raises an error if releases do not store them. If a function of dpjax computes a statistic
+        from noisy numbers, its releases also store the noisy numbers. For any other function, the
+        noisy numbers must be the value of the release. To check this, the function is run with
+        arbitrary numbers in place of the noisy ones, and must return these numbers unchanged.
         """
         release = self._run(database, None)
         numbers = _numbers_in(release)
@@ -182,7 +182,10 @@ class Law:
         return law
 
     def _run(self, database: Database, given: Value | None) -> Release:
-        """Releases a simulated database. If numbers are `given`, they replace the draw."""
+        """Makes a release about a simulated database.
+
+        If `given` is not None, it takes the place of the noisy numbers.
+        """
         draws: list[Inside] = []
 
         def draw(plan: Inside, value: Value) -> Value:
@@ -216,7 +219,7 @@ class Law:
         for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
-                    f"{name} must match the releases of {self.name} on databases of the model, with"
+                    f"{name} must match the simulated releases of {self.name}, which have"
                     f" {fact}={json.dumps(here.get(fact)):.100}, got"
                     f" {fact}={json.dumps(there.get(fact)):.100}: pass the private function, n and"
                     " capacity that made the release"

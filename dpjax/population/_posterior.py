@@ -138,7 +138,7 @@ class Posterior:
             )
             raise ValueError(
                 f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
-                f" {count:,} draws: {advice}, or give fewer released numbers at once"
+                f" {count:,} draws: {advice}, or use a release with fewer numbers"
             )
         return cls(weights, effective_size, draws)
 

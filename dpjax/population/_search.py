@@ -96,10 +96,10 @@ def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarra
 
     If a release has k numbers, the first k margins are the vector from the mean of the simulated
     releases to the observed release. Let u be its length. The other margins are the lengths of the
-    vectors from this mean to the simulated releases. A simulated release is no more central than
-    the observed one only if the length of its vector is at least (R - 1) / (R + 1) u / sqrt(1 + u^2
-    / (R + 1)). This follows from the formula of Sherman and Morrison, because `p_value` uses the
-    mean and the scatter of all R + 1 releases.
+    vectors from this mean to the simulated releases. If the vector of a simulated release is
+    shorter than (R - 1) / (R + 1) u / sqrt(1 + u^2 / (R + 1)), this release is more central than
+    the observed one, and the p-value does not count it. The threshold follows from the formula of
+    Sherman and Morrison, because `p_value` uses the mean and the scatter of all R + 1 releases.
 
     Args:
         low: the least margins, with any leading axes.
@@ -160,7 +160,8 @@ _UNITS = 2**22  # The corners of cells are multiples of 1 / _UNITS.
 _FIRST = (32, 8, 4, 2, 2, 1)  # The number of initial cells along each axis, for 1 to 6 axes.
 # A search evaluates about this many points in addition to those of the initial cells.
 _POINTS = 3000
-_CHOSEN = 16  # At each end of the range, this many cells are split at a time.
+# At most this many cells are split at a time for each end of each axis: those that reach farthest.
+_CHOSEN = 16
 _BATCH = 64
 # Margins are evaluated at some points of a cell. The range of these margins is extended on both
 # sides by this multiple of its length. All margins in the cell are assumed to be in the extended
@@ -271,9 +272,9 @@ class Search:
         return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
     def _inner(self) -> np.ndarray:
-        """Returns the negated least coordinates, and then the largest, of points in the set.
+        """Returns the negated minimum of each coordinate, and then the maximum of each coordinate.
 
-        These are all evaluated points whose upper p-value exceeds alpha.
+        The minima and maxima are over the evaluated points whose upper p-value exceeds alpha.
         """
         inside = self._found[0][self._upper_at_points() > self._alpha]
         if not len(inside):

@@ -30,7 +30,7 @@ WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 _KICKS = 16  # The number of steps of a path that follows the derivative.
 _MOST_TRIES = 12  # The largest number of points that are tried on an ellipse.
-# A move draws one normal number for each number of the particle, and this many more.
+# To move a particle of length d, d + RANDOM normal numbers are drawn.
 RANDOM = 2 + _MOST_TRIES
 
 
@@ -64,7 +64,7 @@ def along_a_path(
         power: the power of the density.
         step: the angle by which the path turns between two kicks. A kick changes the velocity. The
             angle is multiplied by a random factor from 0.5 to 1.5.
-        normal: standard normal numbers: one for each number of the particle, and `RANDOM` more.
+        normal: d + `RANDOM` standard normal numbers, where d is the length of the particle.
         particle: a vector of normal numbers.
         log: the log density of the particle.
 
@@ -115,7 +115,7 @@ def on_an_ellipse(
         power: the power of the density.
         moves: for each number of the particle, whether it moves. Given the others, the numbers that
             move are independent and normal, so any fixed choice leaves the law unchanged.
-        normal: standard normal numbers: one for each number of the particle, and `RANDOM` more.
+        normal: d + `RANDOM` standard normal numbers, where d is the length of the particle.
         particle: a vector of normal numbers.
         log: the log density of the particle.
 
@@ -277,7 +277,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
     def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
-        # The bisection tries `high` first. With this increase, the power becomes 1.
+        # The bisection tries `high` first: the increase that raises the power to 1.
         middle = jnp.where(i == 0, high, (low + high) / 2)
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)

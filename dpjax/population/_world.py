@@ -115,7 +115,10 @@ class World:
         return cls(laws, population, prior, not isinstance(private, (list, tuple)))
 
     def simulated(self, key: Key) -> dict[str, PyTree]:
-        """Draws theta, and computes the exact values on a database of its population, in JAX."""
+        """Draws theta, and then a database from the model at theta.
+
+        Returns theta, and the exact values of all private functions. Works inside `jit`.
+        """
         key_theta, key_database = jax.random.split(key)
         theta = _checks.real_arrays("theta", self.prior(key_theta))
         database = self.population.database(key_database, theta)

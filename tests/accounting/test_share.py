@@ -194,7 +194,7 @@ def test_laplace_and_gaussian_noise_share_a_part(ledger, keys):
                 multiplier=lambda e, d: 100.0,
             ),
         ):
-            with pytest.raises(dpjax.BudgetExceededError, match="pay for others from the ledger"):
+            with pytest.raises(dpjax.BudgetExceededError, match="pay for this release from the"):
                 other(keys(3), jnp.linspace(0, 1, 9))
         with pytest.raises(dpjax.BudgetExceededError, match="release must have a finite epsilon"):
             dpjax.laplace(1.0, 0.1, noise="float")(keys(4), 0.0)

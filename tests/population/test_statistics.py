@@ -163,7 +163,7 @@ OTHER = dpjax.privatize(lambda x: jnp.sum(x, dtype=jnp.int32), dpjax.laplace(1.0
 REFUSED = {
     "other bounds": (MEAN, functools.partial(MEAN, upper=2), {}, ValueError, "upper=2.0, got"),
     "another epsilon": (MEAN, functools.partial(MEAN, epsilon=1.0), {}, ValueError, "scale"),
-    "another epsilon of a target": (COUNT, OTHER, {}, ValueError, "match the releases of <lambda>"),
+    "another epsilon of a target": (COUNT, OTHER, {}, ValueError, "simulated releases of <lambda>"),
     "another n": (MEAN, MEAN, {"n": N + 1}, ValueError, r"n=41\.0, got n=40\.0"),
     "another kind": (MEAN, COUNT, {}, ValueError, "the kind"),
     "a value that lost the noisy numbers": (COUNT, rounded, {}, TypeError, "computed from them"),
