@@ -179,7 +179,10 @@ def exactly_one(**given: object) -> None:
 
 
 def instance(name: str, value: object, kind: Any, makers: str) -> None:
-    """Checks that a value is of a type, or of one of a union of types, which `makers` make."""
+    """Checks that a value has the type `kind`, which may be a union of types.
+
+    The error message names `makers`, the functions that make such values.
+    """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be made by {makers}, got {described(value)}")
 

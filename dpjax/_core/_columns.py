@@ -246,8 +246,8 @@ class Texts:
     def _refuse_order(self, other: object) -> Any:
         raise TypeError(
             "a column of texts can only be compared by == and !=, not by <, <=, > or >= with"
-            f" {_checks.shown(other)}. Objects of pandas count as texts, too: convert them"
-            " by pandas.to_numeric or pandas.to_datetime"
+            f" {_checks.shown(other)}. A pandas column of dtype object counts as texts, too:"
+            " convert it by pandas.to_numeric or pandas.to_datetime"
         )
 
     __lt__ = __le__ = __gt__ = __ge__ = _refuse_order
@@ -308,9 +308,9 @@ def as_text(entry: object) -> str | None:
 
     The result is None for missing entries and for other types.
 
-    A number becomes the string of its digits. It raises no error, because an error would reveal
-    that a column of objects contains numbers, which may be private. Equal numbers of different
-    types give equal strings.
+    A number becomes the string of its digits. An error instead would reveal that a column of
+    objects contains numbers, and this may be private. Equal numbers of different types give equal
+    strings.
     """
     if isinstance(entry, str):
         return str(entry)

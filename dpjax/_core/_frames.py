@@ -76,7 +76,7 @@ def table_of_columns(name: str, table: PyTree) -> dict[str, Any]:
     found = as_table(table)
     found = table if found is None else found
     if not isinstance(found, Mapping) or not found or not all(isinstance(x, str) for x in found):
-        # Entries are private, so the error shows names of columns or types alone.
+        # Entries are private, so the error shows only the names of columns, or only types.
         named = isinstance(found, Mapping)
         got = f"the columns {_checks.shown(list(found))}" if named else _checks.described(table)
         raise TypeError(

@@ -256,7 +256,10 @@ def concrete(guarantee: object) -> Guarantee:
 
 
 def describe_confidence(confidence: Scalar | None) -> str:
-    """Returns the text of a confidence. A marginal statement must not look like a stronger one."""
+    """Returns the text of a confidence over the samples.
+
+    "marginal" says that gamma is a probability over the samples and a fresh pair together.
+    """
     if confidence is None:
         return "marginal"
     return f"confidence {shown_number(confidence, decimal.ROUND_FLOOR)}"

@@ -65,9 +65,9 @@ _PROCESS = _Process()
 
 
 def _after_fork() -> None:
-    """Lets a forked process inherit the open blocks of all threads of its parent.
+    """Lets a forked process inherit all `with ledger:` blocks that are open in its parent.
 
-    A process pool may fork in any thread.
+    The blocks of all threads count, because a process pool may fork in any thread.
     """
     _PROCESS.start_with(_PROCESS.blocks)
 
@@ -220,10 +220,10 @@ _SIMULATION: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def simulating(simulation: Simulation) -> Generator[None]:
-    """A context for releases of simulated databases, which are public; ledgers are not notified.
+    """A context for code that runs on simulated databases, which are public.
 
-    `simulation` replaces the draw of every release in the context, so no private record is
-    released.
+    In the context, `simulation` computes the value of every release, instead of the mechanism.
+    Ledgers are not notified, because no private record is released.
     """
     token = _SIMULATION.set(simulation)
     try:

@@ -67,9 +67,10 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
 
 
 def _with_ends(moments: str, center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """Returns the text of numbers, or of `moments`, plus or minus their largest error.
+    """Returns the text of numbers with their largest error, such as "3.2 ± 0.4".
 
-    A single number whose interval is asymmetric is shown with the interval instead.
+    If `moments` is not empty, the numbers are shown as dates, times or durations. A single number
+    whose interval is asymmetric is shown with the interval instead of the error.
     """
     below, above = center - low, high - center
     reach = float(np.max(np.maximum(below, above), initial=0.0))

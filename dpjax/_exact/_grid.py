@@ -89,7 +89,8 @@ def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
 
     In units of `largest`, rounding the terms to the grid adds at most eps / 2, and each of the two
     averages has an error of at most 2 eps. So 5 eps are enough, unless `largest` is so small that
-    `_LEAST_EXPONENT` determines the grid. Then the summand `grid` covers the rounding of the terms.
+    `_LEAST_EXPONENT` determines the grid. For this case, the bound has a second term, `grid`. It
+    covers the rounding of the terms.
     """
     limits = float_limits(dtype)
     grid = Fraction(2) ** (_LEAST_EXPONENT[np.dtype(dtype).itemsize] - limits.nmant)
@@ -196,7 +197,7 @@ def _take_apart(
 ) -> tuple[Limbs | jax.Array, jax.Array, jax.Array]:
     """Returns integers s and t with x = s * 2^(t + exponent), and whether x is infinite.
 
-    Floats of at most 32 bits have an s of int32, with at most 24 bits.
+    For floats of at most 32 bits, s is an int32 array with |s| < 2^24. Otherwise, s is a `Limbs`.
     """
     if isinstance(exponent, (int, np.integer)):
         exponent = max(-_FARTHEST, min(int(exponent), _FARTHEST))

@@ -165,7 +165,7 @@ class Chain:
 
 
 def used_before(key: str) -> ValueError:
-    """Returns the error for a random key, given by its fingerprint, that has drawn a release."""
+    """Returns the error for a random key that was used before. `key` is its fingerprint."""
     return ValueError(
         f"key must be new, but the key with fingerprint {key[:12]} was used for a release before,"
         " so both releases would have the same noise: make a new key by jax.random.split or"
@@ -229,7 +229,7 @@ class Mark(NamedTuple):
             return None
         content, _, checksum = text.rstrip(b"\n").rpartition(b" ")
         if sha256(content).encode() != checksum:
-            raise LedgerError(f"{path}, a ledger's high-water mark, is corrupted")
+            raise LedgerError(f"{path}, the file of a ledger's high-water mark, is corrupted")
         number, digest = content.decode().split()
         return cls(int(number), digest)
 
@@ -330,8 +330,8 @@ class LedgerFile:
     def _entries(self, begin: str) -> Generator[sqlite3.Connection]:
         """A transaction in which the chain has all entries of the file.
 
-        After `begin`, "BEGIN IMMEDIATE", only this process writes. On exit, its new entries are on
-        the disk. "BEGIN" is enough for reading.
+        If `begin` is "BEGIN IMMEDIATE", no other process can write during the transaction, and the
+        new entries are on the disk when it ends. If `begin` is "BEGIN", the caller must only read.
         """
         with self._alone():
             connection = self._connected()

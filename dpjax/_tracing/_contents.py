@@ -183,7 +183,7 @@ class _UnknownError(Exception):
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
-    """Returns the contents of a function; None if it may compute other results later."""
+    """Returns the contents of a function; None if a later call may return a different result."""
     try:
         return _contents(function)
     except Exception:  # Reading attributes of a user's object may raise any error.
@@ -193,8 +193,8 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
     """Returns the user's functions inside an object of dpjax; None if a part is unknown.
 
-    Only these functions may return other results later. The object of dpjax cannot change: objects
-    of dpjax are frozen, and functions of dpjax never assign variables that they close over.
+    Only these functions may return a different result in a later call. The rest cannot change:
+    objects of dpjax are frozen, and functions of dpjax never assign variables that they close over.
     """
     try:
         return tuple(_users_in(made, set()))

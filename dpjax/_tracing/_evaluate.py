@@ -40,7 +40,8 @@ from dpjax._tracing._walks import (
 V = TypeVar("V")
 Arrays: TypeAlias = Sequence[jax.Array]
 # Primitives that XLA computes by LAPACK calls on a CPU. All operands and results have the same
-# leading batch axes. Besides these, the operand with the most axes has two axes (a matrix).
+# leading batch axes. Without the batch axes, at least one operand is a matrix, and no operand has
+# more than two axes.
 NAMES = names(
     "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr",
     "schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve",

@@ -62,9 +62,9 @@ def is_own(primitive: jex.Primitive) -> bool:
 
 
 def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites a program so that it only has JAX's own primitives; `name` is for messages.
+    """Rewrites a program in JAX's own primitives, without `unstack`; `name` is for messages.
 
-    `unstack`, by which JAX 0.11 iterates over an array, becomes slices, which proofs support.
+    JAX 0.11 iterates over an array by `unstack`. Slices replace it, because proofs support slices.
     """
     for level in range(_MOST_NESTED + 1):
         for implementation in key_implementations(traced.jaxpr):
@@ -107,7 +107,7 @@ def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] 
 
 
 def _unstacks(equation: Equation) -> bool:
-    """Whether an operation is an `unstack` of numbers. That of keys is left as it is."""
+    """Whether an operation is an `unstack` of numbers. An `unstack` of keys does not count."""
     if equation.primitive.name != "unstack" or not is_own(equation.primitive):
         return False
     return not jnp.issubdtype(aval(equation.invars[0]).dtype, jax.dtypes.prng_key)

@@ -315,8 +315,8 @@ class _Encoder:
     def refuse(self, what: str) -> NoReturn:
         where = ".".join(self.path)
         raise UnknownCodeError(
-            "code on the host must have a fingerprint, which shows that a release runs the code "
-            "that was sampled, but the code uses a value without a fingerprint: "
+            "code on the host must have a fingerprint, so that a release can check that it runs "
+            "the same code as the sampler did. But the code uses a value without a fingerprint: "
             f"{where + ', ' if where else ''}{what}. "
             "Pass the values that the function needs by functools.partial, or pass a version "
             'that you change whenever the code changes: targets.host(..., version="name 1.2")'
@@ -348,8 +348,8 @@ def pickler() -> Any:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
                 raise UnknownCodeError(
-                    f"the module {obj.__name__} in a closure, a default or another value: refer to "
-                    "the module by a global variable"
+                    f"the module {obj.__name__}, which is in a closure, a default or another "
+                    "value, but must be a global variable"
                 )
             if isinstance(obj, types.FunctionType):
                 # NotImplemented makes pickle store the module and the name of the function.

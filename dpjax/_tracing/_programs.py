@@ -219,7 +219,7 @@ class Program:
 
     @property
     def _inputs(self) -> list[jex.Var]:
-        """The input variables of the arguments. The origin, which is no argument, is left out."""
+        """The input variables of the arguments, without the one for the database's origin."""
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
 
@@ -507,8 +507,8 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
                 f"{name} must not call code outside of JAX by {operation}: on the private database"
                 " it could raise an error or print, which reveals private data. Call NumPy"
                 " functions by dpjax.targets.host, and programs by dpjax.targets.command_line."
-                " Remove debugging and run-time checks (throw=False of lineax, optimistix and"
-                " diffrax)"
+                " Remove debugging calls and run-time checks. In lineax, optimistix and diffrax,"
+                " pass throw=False"
             )
     effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
     if effects:

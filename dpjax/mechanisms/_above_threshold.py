@@ -114,8 +114,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon,
             rounding_norm("linf", arrays),
-            # The number of draws whose table errors count as privacy loss: one for the threshold
-            # and one for each positive answer. Negative answers cost nothing.
+            # Rounded probabilities in noise tables add to the privacy loss of this many draws: one
+            # for the threshold, and one for each positive answer. Negative answers cost nothing.
             1 + self.positives,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),

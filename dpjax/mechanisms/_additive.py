@@ -491,10 +491,10 @@ def _lost_around(
     """Estimates the relative rounding error of a formula f by its deviation from a straight line.
 
     The line goes through the values of f at two points near x. Let d be twice the relative
-    deviation of f(x) from the line. For a relative step s and c = `_LONGER`, the curvature of f
-    alone gives a d of about c s^2 |x^2 f''(x) / f(x)|. For example, d is 56 c s^2 if f is x^-7, and
-    c s^2 x^2 if f is e^x. So up to c s^2 (64 + x^2) of d is attributed to curvature, and the rest
-    to rounding. Several steps are tried, because an error need not show at every step.
+    deviation of f(x) from the line, s the relative step, and c = `_LONGER`. Without rounding, d is
+    about c s^2 |x^2 f''(x) / f(x)|, because f is curved. For example, this is 56 c s^2 if f is
+    x^-7, and c s^2 x^2 if f is e^x. So c s^2 (64 + x^2) is subtracted from d, and the rest counts
+    as rounding error. Several steps are tried, because an error need not show at every step.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):
@@ -548,8 +548,9 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
                     errors = _lost_around(formula, (epsilons, deltas), exact)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         raise TypeError(
-            "multiplier must be written in jax.numpy if its parameters are traced, but it needs the"
-            " values of the parameters: rewrite it, or make the mechanism outside of jit"
+            "multiplier must be written in jax.numpy if its parameters are traced. This function"
+            " reads their values, which are not known inside of jit: rewrite it, or make the"
+            " mechanism outside of jit"
         ) from error
     worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
     found = np.broadcast_to(errors, (_TRIED,))[worst]

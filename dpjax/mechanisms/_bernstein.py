@@ -321,7 +321,10 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     @property
     def scale(self) -> Scalar:
-        """The scale of the noise in each number of one lattice; k times this for k lattices."""
+        """The scale of the noise that is added to each number, if the value is one lattice.
+
+        If the value consists of k lattices, the scale is k times as large.
+        """
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:

@@ -64,10 +64,10 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
 
     The result is None if delta does not cover the probability that the noise tables omit.
 
-    The noise is drawn at a larger scale, with margins for rounding and for the errors of tables. As
-    fractions of the scale, the margins decrease when sensitivity and epsilon increase. So the
-    result is valid for the drawn noise if the margins were computed for the same or a smaller
-    sensitivity and epsilon (docs/proofs/exact-noise.md, "The scale that covers everything").
+    The noise is drawn at a larger scale, with margins for rounding and for the errors of tables.
+    Relative to the scale, the margins are smaller if sensitivity or epsilon is larger. So the
+    result is valid for the drawn noise, even if the margins were computed for a smaller sensitivity
+    and epsilon (docs/proofs/exact-noise.md, "The scale that covers everything").
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:

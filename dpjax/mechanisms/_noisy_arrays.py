@@ -163,15 +163,15 @@ class OnGrid(abc.ABC):
         """The scale of the drawn noise. It is slightly above the nominal scale b.
 
         The excess covers rounding to the grid, and the errors of the noise's tables. For
-        selections, the scale is a difference of scores: if the score of an option is lower by this
-        difference, the option is e times less likely.
+        selections, the scale has the units of scores: an option whose score is lower by one scale
+        is e times less likely.
 
-        One scale spans T points of the noise's lattice: T is 2^35 for Gaussian noise, and 2^43 for
-        other noise. Let Delta be the sensitivity, and ||1|| the norm of a vector of ones. For
-        floats, the relative excess over b is at most .01% + 2.5 sqrt(b ||1|| / (T Delta)), if the
-        second term is below 10%. For Laplace noise on d coordinates, the second term is 8.5e-7
-        sqrt(d / epsilon). Integers are not rounded, and their scale exceeds b by at most .01% and
-        2 b / T.
+        The points of the noise's lattice are 1 / T of the scale apart. T is 2^35 for Gaussian
+        noise, and 2^43 for other noise. Let Delta be the sensitivity, ||1|| the norm of a vector of
+        ones, and r = 2.5 sqrt(b ||1|| / (T Delta)). For floats, the scale exceeds b by at most the
+        fraction .01% + r of b, if r is below 10%. For Laplace noise on d coordinates, r is 8.5e-7
+        sqrt(d / epsilon). Integers are not rounded. For them, the fraction is at most .01% + 2 b /
+        T.
 
         Args:
             shape: the shape of a value of JAX's default float; () by default.
@@ -407,8 +407,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         unit in its last place to the error.
 
         Args:
-            confidence: the probability, at least, that the error of a coordinate is within the
-                bound; in (0, 1).
+            confidence: in (0, 1). The error of a coordinate is within the bound with at least this
+                probability.
             shape: the shape of a value of JAX's default float; () by default.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
             simultaneous: whether the confidence is for all coordinates of all arrays together,

@@ -246,8 +246,8 @@ def within_a_word(epsilon: Scalar) -> Scalar:
 def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
     """Returns 2^32 times the probability of each lie, rounded up; 0 if epsilon is too small.
 
-    It returns 0 only for a traced epsilon. The result is at most floor(2^32 / K), because a lie
-    must not be more likely than the truth.
+    The result is 0 only for a traced epsilon. It is at most floor(2^32 / count), because a lie must
+    not be more likely than the truth.
     """
     most = 2**32 // count
     if isinstance(epsilon, float):

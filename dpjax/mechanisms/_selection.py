@@ -259,7 +259,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def _logits(self, scores: jax.Array, calibration: Calibration) -> jax.Array:
         """Returns log(weight / largest weight) - (best score - score) / scale for each response.
 
-        Responses are drawn with this scale, which includes all margins.
+        The scale is the one with which responses are drawn: it is enlarged to cover rounding.
         """
         # Only responses with a positive weight count for the best score.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
@@ -430,9 +430,10 @@ _NODES = 12  # The number of nodes in each interval between two powers of two.
 
 @lru_cache
 def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a quadrature rule for the integral in `_log_pmf`: nodes t, 1 - t, and weights.
+    """Returns three arrays: the nodes t of a quadrature rule, the numbers 1 - t, and the weights.
 
-    Its relative error is below 2^-40, see docs/proofs/privacy-profile.md.
+    The rule gives the integral in `_log_pmf` with a relative error below 2^-40, see
+    docs/proofs/privacy-profile.md.
     """
     halvings = (options - 1).bit_length()
     # The integrand is a polynomial of degree options - 1, so Gauss-Legendre quadrature with
@@ -487,9 +488,9 @@ def permute_and_flip(
     """Permute-and-flip: visits responses in random order, and selects r with probability p_r.
 
     Here p_r = exp(epsilon (score_r - best) / (2 Delta)). The implementation adds exponential noise
-    to epsilon score_r / (2 Delta), and selects the largest sum, which has the same distribution.
-    The expected gap between the best score and the selected score is at most as large as for the
-    exponential mechanism, and can be half as large.
+    to epsilon score_r / (2 Delta), and selects the response with the largest sum. The distribution
+    of the selected response is the same. The expected gap between the best score and the selected
+    score is at most as large as for the exponential mechanism, and can be half as large.
 
     Args:
         sensitivity: as for `exponential`.

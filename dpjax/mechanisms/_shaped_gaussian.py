@@ -56,7 +56,6 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         return "l2"
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """Returns the spec of the values from which the shape was learned."""
         del shape, dtype
         return self._shape.outputs.tree()
 
@@ -84,8 +83,8 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     ) -> tuple[PyTree, PyTree]:
         """The interval to which values are clamped: [-2^36 g, 2^36 g], if g is their grid spacing.
 
-        The shape of the noise was learned from sampled values. The ends of the interval are at
-        least 16 times as far from 0 as any of these values.
+        `noise_shape` sampled values of the target. The ends of the interval are at least 16 times
+        as far from 0 as any of these values.
         """
         del shape, dtype
         high = jax.tree.map(lambda leaf: self._shape.largest_value, 0 if like is None else like)

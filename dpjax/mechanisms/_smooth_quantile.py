@@ -239,9 +239,9 @@ class SmoothQuantile(QuantileMechanism):
         The scale of the noise is private, so the grid suits all scales that are possible.
         """
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
-        # The scale is the smooth sensitivity over alpha. `frexp` returns an exponent e with alpha
-        # >= 2^(e - 1), and the smooth sensitivity is at most 2^bits steps. So the scale is at most
-        # 2^25 steps.
+        # `shift` is alpha, and `frexp` returns an exponent e with alpha >= 2^(e - 1). The smooth
+        # sensitivity is at most 2^bits steps of the grid, and bits <= e + 24. So the scale, which
+        # is the smooth sensitivity divided by alpha, is at most 2^(bits - e + 1) <= 2^25 steps.
         bits = jnp.minimum(jnp.frexp(shift)[1] + SCALE_BITS - 1, _MOST_BITS)
         width = jnp.asarray(self.upper, jnp.float32) - jnp.asarray(self.lower, jnp.float32)
         return (jnp.frexp(width)[1] - bits).astype(jnp.int32)
@@ -296,8 +296,8 @@ class SmoothQuantile(QuantileMechanism):
         lower) / alpha. On most databases the noise is smaller, see `noise_scale`.
 
         Args:
-            confidence: the probability, at least, that the error of a release is within the bound;
-                in (0, 1).
+            confidence: in (0, 1). The error of a release is within the bound with at least this
+                probability.
 
         Returns:
             A scalar in the units of the records, including the error of rounding to the grid and to
@@ -394,12 +394,13 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
 
 
 def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
-    """Computes alpha and the decay, both rounded down.
+    """Computes the shift and the decay of a `SmoothQuantile`, both rounded down.
 
-    Let u = epsilon / 2. beta is the largest number up to u such that (1 - e^-beta) e^(-(u + beta) /
-    (e^beta - 1)) is at most delta. This expression grows with beta, so a bisection finds beta from
-    below. It compares logarithms. `_SLACK` covers the rounding errors of these logarithms in
-    float32. They are small, because nothing cancels. `_MARGIN` covers errors of the noise's tables.
+    The shift is alpha = u, where u = epsilon / 2. The decay is beta, minus a margin. beta is the
+    largest number up to u such that (1 - e^-beta) e^(-(u + beta) / (e^beta - 1)) is at most delta.
+    This expression grows with beta, so a bisection finds beta from below. It compares logarithms.
+    `_SLACK` covers the rounding errors of these logarithms in float32. These errors are small,
+    because nothing cancels. `_MARGIN` covers errors of the noise's tables.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np

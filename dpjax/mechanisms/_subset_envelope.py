@@ -66,8 +66,8 @@ class BlockDesign:
     def most_losses(self) -> int:
         """Returns T, the largest possible loss.
 
-        T is the least number of blocks whose removal leaves no subset. After the removal, each
-        group has `size - 1` blocks left.
+        A group with fewer than `size` blocks has no subset. T is the number of blocks to remove
+        until each group has only `size - 1` blocks.
         """
         return sum(length - self.size + 1 for length in self.lengths)
 

@@ -138,7 +138,10 @@ def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
 def _fit(
     x: np.ndarray, least: np.ndarray, shrinkage: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns mean, standard deviations and Cholesky factor of shrunk correlations of one class."""
+    """Returns the means, the standard deviations and the correlations of one class.
+
+    The correlations are shrunk, and returned as the Cholesky factor of their matrix.
+    """
     count, d = x.shape
     spread = _spread(x)
     mean = np.where(spread > 0, x.mean(axis=0), x[0])

@@ -38,8 +38,8 @@ class UniformChoice:
 class WeightedChoice:
     """Chooses index i with a given probability, which is a multiple of 2^-32 above 0.
 
-    `ends[i]` is the number of 32-bit words that choose one of the indices 0 to i. The last index
-    has no entry.
+    `ends[i]` is 2^32 times the probability that the chosen index is at most i. The last index has
+    no entry.
     """
 
     ends: jax.Array
@@ -47,7 +47,7 @@ class WeightedChoice:
 
     @classmethod
     def of(cls, words: np.ndarray) -> "WeightedChoice":
-        """Makes a `WeightedChoice` from the number of 32-bit words that choose each index."""
+        """Makes a `WeightedChoice` that chooses index i with probability `words[i]` / 2^32."""
         ends = jnp.asarray(np.cumsum(words)[:-1].astype(np.uint32))
         return cls(ends, jnp.asarray(np.log(words / _WORDS), jnp.result_type(float)))
 
@@ -57,7 +57,7 @@ class WeightedChoice:
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:
-    """Returns how many 32-bit words choose each index: 2^32 times its fraction of all weights."""
+    """Returns 2^32 times the probability of each index: integers that add up to 2^32."""
     ends = np.cumsum(weights / weights.max())
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 

@@ -91,7 +91,7 @@ def public_records(records: Database) -> tuple[Database, int]:
 
 
 def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
-    """Whether entries of p public records equal the entries of a record, shape (p, entries)."""
+    """Compares p public records with one record. Returns booleans of shape (p, entries)."""
     record = jnp.asarray(record)
     if record.shape != public.shape[1:]:
         raise ValueError(

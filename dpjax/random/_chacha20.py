@@ -81,8 +81,8 @@ def _by_rows(
     """Returns a function that computes blocks in a loop of twenty equal rounds.
 
     The loop compiles ten times faster than unrolled rounds, but runs slower on many blocks at once.
-    Each round applies `together` to the four rows of the state. This function returns the same
-    rows, but may make XLA compute them in one loop.
+    Each round applies `together` to the four rows of the state. `together` returns the rows
+    unchanged, but may make XLA compute them in one loop.
     """
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:

@@ -211,9 +211,9 @@ class Calibration:
         """
         loss = self._loss(lattice)
         # docs/proofs/exact-noise.md, "The scale that covers everything": let a = 2 loss. To lower
-        # epsilon to epsilon - a, at most epsilon / (epsilon - a) times the noise is needed. To
-        # lower a delta of at most 0.9 to delta e^-loss, at most 1 + 4 loss times the noise is
-        # needed.
+        # epsilon to epsilon - a, it is enough to multiply the scale by epsilon / (epsilon - a). To
+        # lower delta to delta * e^-loss, it is enough to multiply the scale by 1 + 4 loss, if delta
+        # is at most 0.9.
         certified = self.scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / self.epsilon)
         return certified * (1 + self.rounding * (grid / self.sensitivity))
 

@@ -315,16 +315,16 @@ def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
 def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, jax.Array, Limbs]:
     """Draws the digits of exponential variables from the words of one round.
 
-    Returns the unused words, a random bit, whether the draw has ended, and the variable. A draw
-    that has not ended needs another round. Then the returned variable stands for 24 units, and the
-    caller adds the variable of the next round.
+    Returns the unused words, a random bit, whether the draw has ended, and the variable. If the
+    draw has not ended, the variable is 24 times the mean of the distribution, and the caller adds
+    the variable of another round.
     """
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
-    # The first table is looked up by the word (first, second, third). All its weights are even, so
-    # the last bit of `third` never changes the outcome. This bit replaces the last bit of `first`,
-    # which is used as the sign.
+    # The first table is looked up by the word (first, second, third). The last bit of `first` is
+    # the sign. In the lookup, the last bit of `third` takes its place. In the place of `third`, the
+    # last bit never changes the outcome, because all weights of the table are even.
     limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
     cells = table.lookup(limbs).astype(jnp.uint32)
     ended = cells != _CELLS
@@ -413,8 +413,8 @@ def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
 def exponential_tables() -> tuple[AliasTable, ...]:
     """Returns the four tables of exponential variables.
 
-    The first table draws the first digits, and its last outcome means "add 24 units". The other
-    three draw 12 digits each.
+    The first table draws the first digits. Its last outcome means "draw again, and add 24". The
+    other three draw 12 digits each.
     """
     first, *groups = exponential_masses()
     even = [2 * weight for weight in integer_weights(first, 95)]

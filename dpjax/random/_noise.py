@@ -32,8 +32,9 @@ class Lattice:
     Attributes:
         variables: `variables(key, shape)` draws independent variables. Lattices with the same
             `variables` share a compiled program.
-        each: how many variables are needed for each lattice point, or for each pair.
-        combined: a function from these variables to lattice points or pairs.
+        each: how many variables are needed for one lattice point, or for one `Pair` of lattice
+            points.
+        combined: a function from these variables to lattice points, or to a `Pair` of them.
         resolution: the number of lattice points per unit.
         certificate: bounds on the difference from the ideal distribution, for every coordinate.
 

@@ -51,7 +51,7 @@ _in_one_loop = functools.partial(reduced_steps, lambda same: same)
 # The state of the loop: the samples, which columns are open, and whether any column is open. A
 # column is open if it contains a sample that is not final.
 _State: TypeAlias = tuple[PyTree, jax.Array, jax.Array]
-# A function that returns the words of a round for a batch of samples.
+# Maps the number of a round to the random words that a batch of samples uses in this round.
 Draw: TypeAlias = Callable[[jax.Array], Words]
 
 
@@ -83,7 +83,7 @@ class Sampler:
     def first_words(self, block: Words, row: int) -> Words:
         """Returns the first words of the sample in `row`, from a block that several samples share.
 
-        If a block belongs to a single sample, the words of the last row are its first words.
+        A block of a single sample has the sample's first words in the last row.
         """
         return block[row * self.first : (row + 1) * self.first]
 
@@ -161,8 +161,8 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
 def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
     """Draws the samples of groups on a CPU.
 
-    All samples are computed from their first words. Columns with a sample that these words do not
-    determine are computed again, from all words.
+    Every sample is first computed from only its first random words. If these words do not determine
+    all samples of a column, the column is computed again from all words.
     """
     from_first = functools.partial(_rows_from_first, sampler)
     rows, left_open = _chacha20.in_chunks(from_first, ALONE, CHUNK, *groups)
@@ -207,9 +207,8 @@ def _rows_from_first(
 def _shared_blocks(numbers: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the counters and nonces of the blocks that contain the samples' first words.
 
-    There is one block for each column. In the first group, only the last row of a column is used,
-    so a block belongs to a single sample. In all other groups, the samples of a column share the
-    block.
+    A group is a table of samples. The samples of a column share one block. In the first group, only
+    the last row of the table has samples, so each block belongs to a single sample.
     """
     nonces = jnp.where(numbers == 0, np.uint32(_OWN), np.uint32(_SHARED))
     return numbers * np.uint32(ALONE) + columns, nonces

@@ -252,7 +252,7 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
 
 
 def _farthest(fit: GridFit) -> Limbs:
-    """Converts 2^61 lattice points to steps of the grid. Gaps are clamped to the result."""
+    """Returns 2^61 lattice points in steps of the grid. Larger gaps of scores are clamped."""
     return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
 
 
@@ -283,8 +283,8 @@ def score_gaps(scores: jax.Array) -> jax.Array:
 def clamped_scores(scores: jax.Array) -> jax.Array:
     """Clamps float scores to finite numbers; NaN becomes the lowest score.
 
-    Finite scores are not changed. A tighter clamp could change gaps when the same number is added
-    to all scores.
+    Finite scores are not changed. With a tighter clamp, adding the same number to all scores could
+    change the differences between them.
     """
     dtype = compute_dtype(scores.dtype)
     limit = float(float_limits(dtype).max)

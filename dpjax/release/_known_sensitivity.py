@@ -41,8 +41,9 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
     """Returns the target's known sensitivity, in the norm and relation of `sensitivity`.
 
     For a sampled or proved sensitivity the result is 0, because `privatize` checks these by
-    comparing traced programs instead. A sampled sensitivity may be smaller than the known one; its
-    gamma accounts for this.
+    comparing traced programs instead. A sampled sensitivity may be smaller than the known one. Its
+    guarantee states gamma: the fraction of pairs of databases whose values may differ by more than
+    the sampled sensitivity.
 
     Returns:
         The sensitivity, rounded up; 0 if no sensitivity is known, so that noise of any scale is

@@ -98,14 +98,15 @@ class SensitivityMechanism(abc.ABC):
     def dp_event(self) -> Any:
         """One release as an event of the package dp-accounting.
 
-        The event does not include gamma, the fraction of pairs that a sampled sensitivity leaves
-        uncovered.
+        The event does not include gamma. For a sampled sensitivity, gamma is the fraction of pairs
+        of neighboring databases whose values may differ by more than the sensitivity.
 
         By default it is the event of the Laplace mechanism at epsilon' = 2 log((1 + e^epsilon) /
         2), which dominates every epsilon-DP mechanism. Proof: among all epsilon-DP mechanisms,
         binary randomized response has the largest hockey-stick divergence (Kairouz, Oh and
-        Viswanath 2015). Let x = e^(t/2) for t >= 0. The divergence of this Laplace mechanism at t
-        is larger by (1 - x)^2 / (1 + e^epsilon).
+        Viswanath 2015). Let 0 <= t <= epsilon, and x = e^(t/2). At t, the divergence of this
+        Laplace mechanism exceeds that of randomized response by (1 - x)^2 / (1 + e^epsilon). For
+        t > epsilon, the divergence of randomized response is 0.
 
         dp-accounting applies its default neighboring relation to this event, and to the events of
         Laplace and Gaussian noise. So one accountant can compose all of these events.

@@ -269,7 +269,10 @@ class PrivateFunction:
         return records, kind
 
     def _read_parts(self, parts: Parts) -> tuple[Unsummed, _Kind]:
-        """Returns the totals of the parts, which are computed after payment, and their kind."""
+        """Returns the computation of the parts' totals, and the kind of these totals.
+
+        The computation runs only after a ledger has paid.
+        """
         sensitivity, target = self.mechanism.sensitivity, knowing(self.target)
         if not isinstance(target, AddsUp) or sensitivity.records is not None:
             raise TypeError(

@@ -149,8 +149,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# If there are at most this many distances, the host selects the order statistic of an accelerator,
-# which avoids a compilation.
+# Up to this many distances, the host selects the order statistic, even if an accelerator computed
+# the distances. Then no program for the selection needs to be compiled.
 _FEW = 2**16
 # This many databases are evaluated twice, in a batch and alone, and the two values are compared. If
 # no operation mixes the lanes of a `vmap`, the values differ only by rounding. Rounding changes the
@@ -213,7 +213,10 @@ class Block:
 
 
 def probing_of(pair: RandomPair, size: int, count: int) -> Probing:
-    """Returns the `Probing` of chunks of this size, if the first `count` pairs are probed."""
+    """Returns how many pairs of a chunk of `size` pairs are probed.
+
+    `count` is the number of probed pairs in all chunks together.
+    """
     most = min(size, count)
     kept = most if touching(pair.target.jaxpr) else min(most, LEAST_ALONE)
     return Probing(most if pair.positions == "last" else 0, kept)
@@ -229,7 +232,10 @@ def chunk_distances(
     size: int,
     probing: Probing = NOTHING,
 ) -> tuple[jax.Array, jax.Array, Probed | None]:
-    """Returns distances and resolutions of the pairs from `start` on, and the results of probes."""
+    """Returns distances and resolutions of the pairs from `start` on, and the results of probes.
+
+    The resolution of a pair is the norm of one unit in the last place of each coordinate of f(D).
+    """
     # Indices count pairs over all chunks, because pair i must not depend on the chunk size. In the
     # last chunk, indices may exceed m, and the caller masks the distances of these pairs.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
@@ -260,7 +266,7 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns how much the value changes by rotating the records, and then by replacing the last.
+    """Returns how much the value changes if the records are rotated, and then the last is replaced.
 
     The rotation moves a record from a random position to the last position, where it is replaced.
     So the second change is that of replacing a record at a random position.

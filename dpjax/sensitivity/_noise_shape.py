@@ -18,8 +18,9 @@ from dpjax.sensitivity._plan import pairs_in_a_chunk
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
-# Eigenvalues of W are raised to at least this fraction of the largest eigenvalue. So the standard
-# deviation of the noise in any direction is at least .03 of the largest standard deviation.
+# W is the mean of delta delta' over sampled changes delta of the target. Its eigenvalues are raised
+# to at least this fraction of the largest eigenvalue. So the standard deviation of the noise in any
+# direction is at least .03 of the largest standard deviation.
 _FLOOR = 1e-6
 # Rounding two values to the fine grid changes their distance by at most `_FINE` times the root mean
 # square distance. The grid is coarser if it must be, so that it extends to 2^`_HEADROOM_BITS` times

@@ -94,9 +94,10 @@ def check_norm(sensitivity: Sensitivity) -> None:
     found = traced_norm(sensitivity.norm, sensitivity.outputs.tree()).fingerprint
     if found != sensitivity.distance:
         raise ValueError(
-            "norm must be the norm that was sampled, but its traced program, a constant in it "
-            "or JAX's configuration (float64, random numbers, disable_jit) differs (fingerprint "
-            f"{found}, sampled {sensitivity.distance}): sample the sensitivity in this norm"
+            "norm must be the norm in which the sensitivity was sampled, but its fingerprint is "
+            f"{found} instead of {sensitivity.distance}: its traced program, one of its constants, "
+            "or JAX's configuration (float64, random numbers, disable_jit) has changed. Sample the "
+            "sensitivity again, in this norm"
         )
 
 

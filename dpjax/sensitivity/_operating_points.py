@@ -113,9 +113,9 @@ def operating_point(
     if method == "dkw":
         if confidence not in ("default", None):
             raise ValueError(
-                f'confidence must be None with method="dkw", got {confidence!r}: Theorem 15 gives'
-                " no confidence over the samples alone, but a probability over the samples and a"
-                " fresh pair together"
+                f'confidence must be None with method="dkw", got {confidence!r}: this method bounds'
+                " a probability over the samples and a fresh pair together, so its statement has no"
+                " separate confidence over the samples"
             )
         return _dkw(m, gamma)
     if confidence == "default":
@@ -180,7 +180,10 @@ def _point(
 
 
 def _covers(m: int, gamma: float, confidence: float) -> bool:
-    """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
+    """Whether m pairs are enough: 1 - (1 - gamma)^m >= confidence.
+
+    Then, with this confidence, the largest of m distances is at least the (1 - gamma)-quantile.
+    """
     # The power is computed by repeated squaring in fixed-point arithmetic. Products are rounded up,
     # so an error can only change the result to False, which is safe.
     square, power = int((1 - Fraction(gamma)) * _ONE), _ONE
@@ -367,7 +370,10 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
 
 
 def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
-    """Returns rho and the least m as floats; m is infinite if gamma^2 would underflow."""
+    """Returns the rho for which m = log(1 / rho) / (2 (gamma - rho)^2) is smallest, and this m.
+
+    If gamma^2 would underflow, m is infinite.
+    """
     if gamma < 1e-100:
         return 0.0, math.inf
     rho = math.exp(scipy.special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)

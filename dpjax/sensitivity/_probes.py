@@ -73,9 +73,9 @@ _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
 # The largest number of databases on which a sum is probed. These probes only measure the rounding
 # of the sum. More of them would take more time than the shortcut for sums saves.
 _MOST_SUM_PROBES = 4096
-# `refuse_places` refuses an oracle of independent records with a probability of at most 10^-8.
+# `refuse_places` refuses independent records with a probability of at most 10^-8.
 _CERTAIN = math.log(1e8)
-# The false-alarm rate of each of the three tests that the records of an oracle are exchangeable.
+# Three tests check that an oracle's records are exchangeable. Each has this false-alarm rate.
 _CHANCE = 3e-7
 
 
@@ -435,17 +435,19 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
 
     The result is twice the largest change of a value, because both values of a pair may have
     changed. The value of a database may change when the database is evaluated alone instead of in a
-    batch. If the target ignores the order, the value may also change when records are permuted. For
-    a sum, distances are computed by a shortcut. Then the result is at least twice the resolution,
-    plus the largest difference between distances by the shortcut and by the target.
+    batch. If the target ignores the order, the value may also change when records are permuted.
+
+    For a sum, distances are computed by a shortcut. Then the result is at least twice the
+    resolution, plus the largest error of the shortcut: the difference between a distance that the
+    shortcut computes and the same distance computed with the target.
 
     Raises:
         ValueError: if a value changes by more than rounding explains, either when records are
-            permuted, or when a database is evaluated alone instead of in a batch. In the first
-            case, distances at the last position say nothing about other positions. Each of these
-            changes is compared with the changes of the same databases' values when a record is
-            replaced. A comparison with the estimate would be weaker: if distances have heavy tails,
-            the estimate is far above most distances.
+            permuted, or when a database is evaluated alone instead of in a batch. If permutations
+            change values, distances at the last position say nothing about other positions. Each of
+            these changes is compared with `found.replaced`: how much values of the same databases
+            change when a record is replaced. A comparison with the estimate would be weaker: if
+            distances have heavy tails, the estimate is far above most distances.
         RuntimeError: if the shortcut for sums disagrees with the target.
     """
     moved = max(found.permuted, found.alone)
@@ -583,7 +585,7 @@ def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
     """
     by_signs = float(scipy.special.bdtr(min(m - k, beyond), beyond, 0.5))
     top = m - k + beyond
-    # The second condition means that no more distances than expected exceed the limit.
+    # The second condition means that `beyond` is at most its expected value, probed * top / m.
     if k <= probed or beyond * m <= probed * top:
         return by_signs
     of_top = np.arange(max(beyond, probed - (m - top)), min(probed, top) + 1)

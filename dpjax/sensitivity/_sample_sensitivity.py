@@ -61,9 +61,9 @@ def sample_distances(
 ) -> jax.Array:
     """Distances ||f(D) - f(D')|| on m random pairs of neighboring databases.
 
-    Pair i is drawn from oracle(fold_in(key, i), n + 1), where the key is a threefry2x32 key, or is
-    derived from the given one. The function is pure. It works under `jit` and `vmap`, even over
-    values that target or oracle close over.
+    Pair i is drawn from oracle(fold_in(k, i), n + 1), where k is `key`, converted to a threefry2x32
+    key if necessary. The function is pure. It works under `jit` and `vmap`, even over values that
+    target or oracle close over.
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`. A key of `dpjax.random` is turned into
@@ -158,9 +158,10 @@ def _in_a_program(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array
 
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# These are the defaults if `until` is given. The number of pairs is `over_least` times the least
-# feasible number, but at most `most`. Memory for all distances is allocated at the start: 256 MiB
-# for `most` pairs. Sampling can end only after a chunk, so there are at least `_LOOKS` chunks.
+# The defaults if `until` is given. Let m be the least number of pairs that allows the requested
+# gamma and confidence. Then `over_least` times m pairs are planned, but at most `most`. Memory for
+# all distances is allocated at the start: 256 MiB for `most` pairs. Sampling can end only after a
+# chunk, so there are at least `_LOOKS` chunks.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 

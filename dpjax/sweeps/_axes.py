@@ -139,7 +139,7 @@ class Axis:
         return jax.tree.map(operator.itemgetter(places), self.values)
 
     def spec_of_value(self) -> PyTree:
-        """Returns the shapes and dtypes of a single value. The axis must be traced."""
+        """Returns the shapes and dtypes of a single value of a traced axis."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.values)
 
 
@@ -195,7 +195,10 @@ def _traced(name: str, values: PyTree) -> Axis:
 
 
 def _without_sign_of_zero(name: str, leaf: ArrayLike) -> np.ndarray:
-    """Converts numbers to JAX's dtype, and -0.0 to 0.0, as both have the same fingerprint."""
+    """Converts numbers to JAX's dtype, and -0.0 to 0.0.
+
+    The two zeros have the same fingerprint, but a function could tell them apart.
+    """
     held = as_held(name, leaf)
     return held + held.dtype.type(0) if held.ndim == 1 else held
 

@@ -43,8 +43,8 @@ def rehearse(
 
     It compares the noise with the spread: the variation of the answer between the databases. The
     spread is the sampling error: the answer varies because only n people are asked. A release has
-    this error even without noise. The result helps to choose a mechanism, or not to publish, and
-    uses only public data.
+    this error even without noise. The result helps you to choose a mechanism, or to decide not to
+    publish. Only public data are used.
 
     Args:
         key: a typed key of `dpjax.random.seeded_key` or `secure_key`, used for nothing else.
@@ -274,7 +274,7 @@ def _numbers(
 
 
 def _measured(mechanism: Mechanism, selects: bool) -> str:
-    """Returns words for the error that a verdict compares with the sampling spread."""
+    """Returns how a verdict names the error of a mechanism."""
     if selects:
         return "the score that noise costs"
     clamps = mechanism.sensitivity.bounds is not None

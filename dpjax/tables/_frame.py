@@ -65,8 +65,8 @@ class Column:
             raise TypeError(
                 f"column {self.name!r} must hold numbers for this statistic, got texts: convert "
                 "the column to numbers, or count its texts by passing the column and its keys as "
-                "by=. Objects of pandas count as texts, too: convert them by pandas.to_numeric, "
-                'pandas.to_datetime or .astype("boolean")'
+                "by=. A pandas column of dtype object counts as texts, too: convert it by "
+                'pandas.to_numeric, pandas.to_datetime or .astype("boolean")'
             )
         if _checks.is_traced(self.entries):
             return self.entries.astype(jnp.result_type(float))

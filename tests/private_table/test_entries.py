@@ -136,7 +136,7 @@ def test_objects_of_pandas_are_texts_and_errors_say_so():
         lambda: table.mean("day", bounds=(0, 1), epsilon=1.0),
         lambda: table.count(where=lambda row: row["day"] < day, epsilon=1.0),
     ):
-        with pytest.raises(TypeError, match="Objects of pandas count as texts"):
+        with pytest.raises(TypeError, match="column of dtype object counts as texts"):
             of_numbers()
     assert int(table.count(by={"day": ["2020-01-01"]}, epsilon=200.0).value[0]) == 1
 
