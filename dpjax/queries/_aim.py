@@ -482,7 +482,7 @@ def aim(
 def _is_below_noise(
     before: GraphicalModel, after: GraphicalModel, measured: Iterable[Measurement]
 ) -> bool:
-    """Whether the model changed by less than the noise of the measurements made in between."""
+    """Whether the new measurements `measured` changed the model by less than their noise."""
     moved = sum(np.abs(after.counts(x.columns) - before.counts(x.columns)).sum() for x in measured)
     return moved <= sum(_MEAN_DISTANCE * x.scale * x.counts.size for x in measured)
 
@@ -544,7 +544,7 @@ class _Run:
         ]
 
     def _score(self, columns: Columns, model: GraphicalModel, rho: float) -> int:
-        """Returns the weight of a marginal times (the model's error in it - the expected noise).
+        """Returns the score of a marginal: weight * (error of the model - expected noise).
 
         The counts of the model are rounded to integers, so a score is an integer. If a record
         changes the marginal by v, it changes the score by at most the weight times ||v||_1.

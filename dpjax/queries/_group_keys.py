@@ -244,7 +244,8 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
 def _as_arrays(keys: Sequence[tuple[int | str, int]]) -> dict[str, np.ndarray]:
     """Encodes keys and their noisy counts.
 
-    Ledgers store only arrays, so keys become bytes, with the index where each key ends.
+    Ledgers store only arrays. So the keys are joined into one array of bytes, and `ends` contains
+    the index at which each key ends.
     """
     texts = [str(key).encode("utf-8", "surrogatepass") for key, _ in keys]
     ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
@@ -348,8 +349,8 @@ def distinct_in_parts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct rows of words in all parts, in increasing order, and their counts.
 
-    `words_of` returns the words of the records of a part. The memory grows with
-    the number of distinct rows, not with the number of all rows.
+    `words_of` returns the words of the records of a part. The memory grows with the number of
+    distinct rows, not with the number of all rows.
     """
 
     def of_several(several: Iterator[PaddedRecords]) -> tuple[np.ndarray, np.ndarray]:
@@ -437,6 +438,6 @@ def words_of_integers(numbers: np.ndarray) -> np.ndarray:
 
 
 def integers_of(words: np.ndarray) -> list[int]:
-    """Returns the integers of their words."""
+    """Inverts `words_of_integers`."""
     high, low = words.astype(np.uint64).T
     return ((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist()

@@ -103,7 +103,7 @@ class Groups:
 def exact_numbers(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
     """Returns a column's numbers without rounding, and a mask that is false for missing numbers.
 
-    Missing numbers are known only for a column of a table. For a plain array the mask is all true.
+    Only a column of a table says which numbers are missing. For a plain array the mask is all true.
     """
     if isinstance(column, Numbers):
         return column.exact()

@@ -271,7 +271,7 @@ def _slots(records: Database, present: jax.Array, groups: int | None) -> tuple[j
 def _share_of(
     sensitivity: Sensitivity, releases: int, epsilon: float, delta: float, dims: int
 ) -> tuple[AdditiveMechanism, Guarantee]:
-    """Returns the Gaussian mechanism of one of several equal releases, and their guarantee."""
+    """Returns the Gaussian mechanism of one of `releases` releases, and the guarantee of all."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
     # The factor rounds down: if the deltas of the releases added up to more than delta, no epsilon
     # would be enough.
@@ -357,8 +357,8 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
     """Returns the index of the nearest center for each record in the ball.
 
     Distances are compared as integers, so the result for a record does not depend on the record's
-    position in the array.
-    Coordinates have 14 bits. By the Cauchy-Schwarz inequality, an inner product is below 2^29.
+    position in the array. Coordinates have 14 bits. By the Cauchy-Schwarz inequality, an inner
+    product is below 2^29.
     """
     coarse_x = x >> (RADIUS_BITS - _BITS)
     coarse_centers = jnp.round(centers * 2.0**_BITS).astype(jnp.int32)

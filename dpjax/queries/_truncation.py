@@ -35,7 +35,9 @@ Name: TypeAlias = str | int
 
 @dataclasses.dataclass(frozen=True)
 class Truncation:
-    """Limits on the rows of a person, which depend only on these rows and their order.
+    """Limits on the rows of a person that are used.
+
+    Which rows are used depends only on the rows of this person and their order.
 
     Attributes:
         person: the column of ids.

@@ -26,8 +26,8 @@ ROWS = 2**18
 class _Batch(Frame):
     """One batch, which refuses columns of another kind than in the first batch.
 
-    Because of one row, a reader that infers dtypes may choose another dtype for the whole column of
-    a batch. Then this row would change all other rows of the batch.
+    If a reader infers dtypes, one row may change the dtype of a whole column of the batch. Then
+    this row would change all other rows of the batch.
     """
 
     def __init__(self, columns: Table, most_rows: int, kinds: Mapping[str, str]) -> None:
