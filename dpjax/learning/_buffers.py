@@ -67,7 +67,7 @@ class BufferedStrategy(Strategy):
 
     @property
     def bands(self) -> int:
-        """The number of steps, because a batch changes what all later steps publish."""
+        """The number of bands. It equals the number of steps: a batch changes all later outputs."""
         return self.steps
 
     def _entries(self) -> np.ndarray:
@@ -106,7 +106,7 @@ class BufferedStrategy(Strategy):
 
     @property
     def _reaches(self) -> list[int]:
-        """Returns upper bounds on the sums of |theta|^i over all steps."""
+        """Returns, for each theta, an upper bound on the sum of |theta|^i over 0 <= i < steps."""
         one = 2**FRACTION_BITS
         sizes = (abs(decay) for decay in self.decays.tolist())
         return [
@@ -146,15 +146,15 @@ class BufferedStrategy(Strategy):
 
 
 def rounded(decays: object, scales: object, *, steps: int) -> BufferedStrategy:
-    """Returns the strategy with theta, omega and the diagonal rounded to integers.
+    """Returns a `BufferedStrategy` with theta, omega and the diagonal of C rounded.
 
-    The units are 2^-30 for theta and omega, and 2^-18 for the diagonal, which is 1. Before
-    rounding, omega and the diagonal are divided by the largest of them. This common factor has no
-    effect.
+    theta and omega are rounded to multiples of 2^-30, and the diagonal to a multiple of 2^-18.
+    Every entry of the diagonal is 1 at first. Before rounding, omega and the diagonal are divided
+    by the largest magnitude among them. A common factor of all entries of C has no effect.
 
     Args:
         decays: theta, each from -1 to 1.
-        scales: omega.
+        scales: omega, as many numbers as theta.
         steps: the number of steps.
     """
     theta, omega = (np.asarray(x, np.float64) for x in (decays, scales))

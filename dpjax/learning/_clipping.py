@@ -45,8 +45,8 @@ class ClippedSum:
     Attributes:
         norm_bound: the largest change of the sum in l2 if a record is added or removed, rounding
             included.
-        within: the number of examples whose gradient is inside the clip norm minus the number of
-            other examples. It is private; adaptive clipping releases it with noise.
+        within: the number of examples whose gradient is within the clip norm, minus the number of
+            the other examples. It is private; adaptive clipping releases it with noise.
         private_losses: shape (batch,), the loss of each example; 0 in empty slots. The losses have
             no noise: publishing them, or their mean, would reveal the records.
         private_aux: the aux that the loss returns, with a leading axis of examples; 0 in empty
@@ -90,8 +90,8 @@ class ClippedSum:
     def sensitivity(self, relation: NeighboringRelation | None = None) -> Sensitivity:
         """The largest change by one record: `norm_bound`, or twice that under replace-one.
 
-        This bound is for the sum itself. Add noise first, and then divide by the batch size: the
-        division rounds, which this bound does not cover.
+        Add noise to the sum before you divide by the batch size, because this bound does not cover
+        the rounding error of the division.
 
         Args:
             relation: which batches are neighbors; None for the relation of an open ledger, else
@@ -193,10 +193,12 @@ class ClippedGradients:
                 dtypes suffice.
 
         Returns:
-            A pytree of strings, like the parameters. A string begins with "dense", "embedding" or
-            "convolution" if the norm is computed from the layer's input and the gradient of its
-            output; with "elementwise" if the gradient of each example is no larger than the layer's
-            arrays; otherwise with "formed for each example".
+            A pytree of strings, with the structure of the parameters. A string begins with "dense",
+            "embedding" or "convolution" if the norm is computed from the layer's input and the
+            gradient of the layer's output. It begins with "elementwise" if the parameter is used
+            only in elementwise sums and products. Then the gradient of an example is no larger than
+            the result of such an operation. Otherwise the string begins with "formed for each
+            example".
         """
         *given, example = arguments
         parameters = self._parameters(given)
@@ -276,8 +278,8 @@ class ClippedGradients:
     ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]:
         """Returns the sum, its norm bound, a count of examples, the losses and the aux.
 
-        Adaptive clipping uses the count: the number of examples inside the clip norm minus the
-        number outside.
+        Adaptive clipping uses the count: the number of examples whose gradient is within the clip
+        norm, minus the number of the other examples.
         """
         axes = _axes((given, clip_norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
@@ -310,9 +312,9 @@ class ClippedGradients:
         total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
-        # The charge for rounding assumes the microbatch size of a single device. A single device
-        # rounds at least as much as several devices. So the noise does not depend on the number of
-        # devices.
+        # The norm bound includes a bound on rounding errors. The bound on rounding errors is for a
+        # single device, which rounds at least as much as several devices. So the noise does not
+        # depend on the number of devices.
         part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size)
         value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)

@@ -228,13 +228,15 @@ def _step(
     next_key, step_key = jax.random.split(key_of_each_lane(state.noise.key))
     first = jnp.asarray(total.norm_bound).astype(state.norm_bound.dtype)
     bound = jnp.where(step == 0, first, state.norm_bound)
-    # The noise of this step and of later steps would not cover a larger norm bound. So the bound is
-    # NaN from this step on.
+    # The noise of all steps is for the norm bound of the first step. If the sum of a later step has
+    # a larger norm bound, this noise is too small. Then `bound`, and with it every update from this
+    # step on, is NaN.
     usable = first <= bound
     # A checkpoint may be loaded into the state of another strategy or noise multiplier. Then the
-    # noise may be too small: a column of C with entries of two strategies may have a larger norm
-    # than the columns of either strategy. And another multiplier may have another grid. The stored
-    # integers count units of the grid, and a record changes them by more units on a finer grid.
+    # noise may be too small, for two reasons. A column of C may contain entries of both strategies,
+    # and may have a larger norm than all columns of each strategy alone. Another multiplier may
+    # have a finer grid. The stored integers count units of the grid, and a record changes them by
+    # more units on a finer grid.
     usable &= state.number == _number(strategy, state.fineness)
     # The updates of steps beyond the last step of the strategy are NaN.
     bound = jnp.where(usable & (step < strategy.steps), bound, jnp.nan)
@@ -287,7 +289,11 @@ def _updates(
 def _combined(
     strategy: Strategy, newest: Limbs, kept: PyTree, diagonal: jax.Array, step: jax.Array
 ) -> Limbs:
-    """Returns C[t, t] `newest`, plus C[t, j] times the noise of each earlier step j, rounded."""
+    """Returns the row of step t, rounded.
+
+    It is C[t, t] times `newest`, plus the sum of C[t, j] times the stored noise of step j over all
+    earlier steps j.
+    """
     total = _limbs.multiply(_limbs.from_integers(diagonal), newest)
     total = _limbs.add(total, strategy.earlier(kept, step))
     # The result is round(total / 2^18). If two totals differ by d units of the rounded grid, the

@@ -238,7 +238,7 @@ def fit(
     planned = _planned_sampling(n, batch_size, sampling, strategy)
     size = float(planned.batch_size if batch_size is None else batch_size)
     # The rate of a sampling is rounded down, so its batch size may be slightly less than requested.
-    # Subtracting 1e-3 avoids an additional step because of this.
+    # Without the subtraction of 1e-3, this small difference might add a step to each epoch.
     in_an_epoch = math.ceil(n / size - (1e-3 if batch_size is None else 0))
     epochs = _checks.integer("epochs", epochs, least=1)
     steps = in_an_epoch * epochs
@@ -512,7 +512,12 @@ Loss = Callable[[PyTree, PyTree], Any]
 def of_people(
     database: Database, loss: Loss, person: str | int, rows: int | None, most_people: int | None
 ) -> tuple[PaddedRecords, Loss, str, tuple[str, ...]]:
-    """Returns people as records, a person's loss, the privacy unit, and notes for guarantees."""
+    """Makes the arguments of a training in which each record is a person.
+
+    Returns:
+        A database with one record for each person; the loss of one person; the privacy unit; notes
+        for the guarantee.
+    """
     if rows is None or most_people is None:
         raise TypeError(
             f"rows and most_people must be given with person, got {rows=}, {most_people=}"

@@ -286,8 +286,8 @@ def check_precision(state: NoiseState) -> None:
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
-            f"state must have a noise multiplier of at least float32, got {dtype}, which may be"
-            " rounded up: cast the parameters only"
+            f"state must have a noise multiplier in float32 or a wider dtype, got {dtype}: a cast"
+            " to this dtype may have rounded the multiplier up. Cast the parameters only"
         )
 
 
@@ -427,7 +427,7 @@ def adaptive_noise(
         check_step(state.noise, (total.value, updates.within), noise)
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         gradient = _with_noise(gradient_key, total.value, total.norm_bound, multiplier, noise)
-        # An example inside the clip norm counts as 1, and an example outside of it as -1. So adding
+        # An example within the clip norm counts as 1, and any other example as -1. So adding
         # or removing an example changes the count by 1.
         noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
         # If there are B examples, (B + count) / 2 of them are within the clip norm.

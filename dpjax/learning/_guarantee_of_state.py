@@ -100,8 +100,9 @@ def guarantee(
         )
     if strategy is None and simulated is not None and noise.bands > 1:
         raise ValueError(
-            "state must be the whole state of correlated_noise, with the strategy, if losses are "
-            f"simulated, got only its part that counts steps, with bands={noise.bands}"
+            "state must be the whole state of correlated_noise if simulated is given, got only its"
+            f" field noise, with bands={noise.bands}: the guarantee depends on the strategy, and"
+            " only the whole state contains the strategy"
         )
     _checks.host_only("state", noise.step, "it outside")
     if strategy is not None and np.max(noise.step) > strategy.steps:
@@ -183,8 +184,8 @@ def _check_covered(
 def _by_simulation(simulated: SimulatedLosses, run: DpSgdRun, privacy_unit: str) -> Guarantee:
     if run.replaced:
         raise ValueError(
-            f"relation must be add-or-remove-one for simulated losses, got {run.relation}: for"
-            " another relation, do not pass simulated"
+            f"relation must be add-or-remove-one for simulated losses, got {run.relation}: to use"
+            " this relation, leave out the argument simulated"
         )
     epsilon = run.charged(simulated.epsilon)
     drawn = dataclasses.replace(simulated, relation=run.relation, privacy_unit=privacy_unit)

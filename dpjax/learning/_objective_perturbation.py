@@ -189,13 +189,14 @@ def objective_perturbation(
     """Private L2-regularized logistic regression, by a random linear term in the objective.
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 + b'w / n for Gaussian b,
-    with x_i scaled into the unit ball. A little noise on w hides the numerical error of the
-    solution (approximate minima perturbation). Noise in the objective changes w less in directions
-    in which the loss is curved. So w is more accurate than with output noise for the global bound
-    of `targets.logistic_regression`. There is no oracle and no gamma.
+    with x_i scaled into the unit ball. A little noise on w hides the numerical error E of the
+    solver (approximate minima perturbation). The term b'w / n changes the minimizer less in
+    directions in which the loss is curved. So w is more accurate than with output perturbation for
+    the global sensitivity bound of `targets.logistic_regression`. No sensitivity is sampled, so no
+    oracle is needed, and gamma is 0.
 
-    The noise on w covers the error E of the solver. In float32 this noise dominates for n above
-    about 10^4; in this case, use float64.
+    In float32 and for n above about 10^4, the noise on w has a larger effect than b. In this case,
+    use float64.
 
     Args:
         regularization: lambda, above 1 / (4 n (e^epsilon - 1)).
@@ -259,10 +260,10 @@ _REACH = 2.0
 # In a ball of this radius, the slope of a record's loss is bounded by 1, as without a ball.
 _ANY_BALL = 1e9
 # The fraction of delta that is reserved for the event that the norm of the noise b exceeds the
-# bound B. The proof has the same 10^-6.
+# bound B. The proof uses the same fraction.
 _LONGER = 1e-6
-# The proof has an expectation over the ratio b'v / (sigma D). A sum over intervals of this ratio
-# bounds the expectation. These are the ends of the intervals.
+# The ends of the intervals of the random variable Y (see `_pull_within`). The proof needs the
+# expectation of a function of Y, and `_delta_of` bounds it by a sum over these intervals.
 _INTERVALS = np.linspace(0.0, 14.0, 4001)
 # The bound on v, the difference of two records' gradients, depends on two angles. The angle of b,
 # from 0 to pi / 2, is divided into `_SECTORS` intervals. The range of the other angle, a (see
@@ -342,8 +343,8 @@ def calibrations(
 ) -> tuple[Calibration, Calibration]:
     """Returns the calibrations of both noises: the noise b, and the noise on the weights."""
     shape = math.sqrt(d), d, False, dtype
-    # Epsilon is infinite here, because the plan has already charged the errors of the tables from
-    # which noise is drawn.
+    # A `Calibration` with a finite epsilon reserves a part of it for the errors of noise tables.
+    # The plan has already done this (see `_left_by_tables`), so epsilon is infinite here.
     return (
         Calibration(plan.linear_scale, _REACH, math.inf, *shape),
         Calibration(plan.output_scale, 2 * plan.error, math.inf, *shape),
@@ -386,34 +387,38 @@ def _largest_mu(epsilon: float, delta: float, share: float, tails: np.ndarray) -
 
 
 def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> float:
-    """Bounds the expectation over Y of H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y).
+    """Returns an upper bound on the expectation of H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y).
 
-    H(mu, e) is the delta of a Gaussian mechanism with parameter mu at epsilon e. `tails` are bounds
-    on P(Y > y) at all `_INTERVALS`. mu_2^2 is the fraction `share` of mu^2, and mu_1^2 is the rest.
+    H(mu, e) is the delta of a Gaussian mechanism with parameter mu at epsilon e. mu_2^2 is the
+    fraction `share` of mu^2, and mu_1^2 is the rest. Y is the random variable of `_pull_within`.
+    `tails` contains an upper bound on P(Y > y) for each y in `_INTERVALS`.
     """
     first, second = mu * math.sqrt(1 - share), mu * math.sqrt(share)
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:]
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
-    # The divergence H grows with Y. So it is evaluated at the upper end of each interval of Y. The
-    # last interval is unbounded, so its divergence is bounded by 1. If the two terms nearly cancel,
-    # their rounding errors are large relative to the difference, so a bound on these errors is
-    # added.
+    # `divergence` is H at the upper end of each interval of the random variable Y, because H grows
+    # with Y. The last interval has no upper end. There H is bounded by 1. `one` and `other` may
+    # nearly cancel. Then rounding errors are large relative to the difference, so a bound on these
+    # errors is added.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
 
 @functools.lru_cache(maxsize=64)
 def _pull_within(radius: float) -> tuple[float, np.ndarray]:
-    """Returns D, and bounds on P(Y > y) at all `_INTERVALS`, for weights of norm up to `radius`.
+    """Bounds the effect of one record, for weights of norm up to `radius`.
 
-    Let v be the gradient of one record's loss minus that of another. D bounds the norm of v, and Y
-    bounds b'v / (sigma D). Project b / sigma to a plane that contains both records. Let R be the
-    length of the projection. Let f be the angle between the projection and the bisector of the
-    first record and the negative of the second record. Then Y = R T(f) / D. For f in [0, pi/2),
-    T(f) is the larger of two numbers: F(f) (see `_both_pulls`) and the largest slope of a loss. For
-    larger f, T(f) is the largest slope. T decreases on [0, pi/2). So T at the smallest angle of a
-    sector bounds T in the sector.
+    Let v be the gradient of one record's loss minus that of another record's loss. Let sigma be the
+    scale of the noise b. The number D bounds the norm of v. The random variable Y bounds b'v /
+    (sigma D). Returns D, and an upper bound on P(Y > y) for each y in `_INTERVALS`.
+
+    Project b / sigma to a plane that contains both records. Let R be the length of the projection.
+    Let f be the angle between the projection and the bisector of the first record and the negative
+    of the second record. Then Y = R T(f) / D. For f in [0, pi/2), T(f) is the larger of two
+    numbers: F(f) (see `_both_pulls`) and the largest slope of a loss. For larger f, T(f) is the
+    largest slope. T decreases on [0, pi/2). So T at the smallest angle of a sector bounds T in the
+    sector.
     """
     largest = float(scipy.special.expit(radius))
     sectors = np.arange(_SECTORS) * (math.pi / 2 / _SECTORS)
@@ -424,15 +429,17 @@ def _pull_within(radius: float) -> tuple[float, np.ndarray]:
 
 
 def _both_pulls(f: float, radius: float) -> float:
-    """Returns F(f), a bound on b'v / (sigma R) if both terms of v make b'v larger.
+    """Returns F(f), for a bound on the inner product of noise b and a change v of the gradient.
 
     v has two terms: the gradient of the first record's loss, and the negative gradient of the
-    second record's loss. Project b / sigma to a plane that contains both records. The projection
-    has length R and angle f (see `_pull_within`). Let 2 a be the angle between the first record and
-    the negative of the second. F(f) is the maximum over a of 2 cos(a) cos(f) s(u), where u = radius
-    sin(a) / cos(f), and s is `_slope_envelope`. The angles a are split into intervals. cos(a)
-    decreases, so it is taken at the lower end of each interval. s(u) increases, so it is taken at
-    the upper end.
+    second record's loss. Let sigma be the scale of b. Project b / sigma to a plane that contains
+    both records. The projection has length R and angle f (see `_pull_within`). If both terms of v
+    increase b'v, then F(f) bounds b'v / (sigma R).
+
+    Let 2 a be the angle between the first record and the negative of the second record. F(f) is the
+    maximum over a of 2 cos(a) cos(f) s(u), where u = radius sin(a) / cos(f), and s is
+    `_slope_envelope`. The range of a is split into intervals. cos(a) decreases, so it is taken at
+    the lower end of each interval. s(u) increases, so it is taken at the upper end.
     """
     angles = np.linspace(0, math.pi / 2 - f, _ANGLES)
     margins = np.minimum(radius * np.sin(angles[1:]) / math.cos(f), radius)
@@ -526,7 +533,8 @@ def perturbed_minimizer(
         plan: made for these parameters.
 
     Returns:
-        The weights, shape (d,), as near to the minimizer as the error of `solver_plan`.
+        The weights, shape (d,). Their distance to the minimizer is at most the error that
+        `solver_plan` returns.
     """
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:

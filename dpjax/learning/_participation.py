@@ -91,11 +91,11 @@ class _Row(NamedTuple):
     Attributes:
         wait: the number of steps until the record may join a batch.
         age: the number of rows since the record's last batch, but at most the number of bands.
-        sums: shape (2, bands). The first axis is for two databases: with the record, and without
-            it. The second axis is for the recent steps s whose batches change later rows. A batch
-            with the record in step s shifts the rows by a vector mu_s. An entry is the inner
-            product of mu_s and all rows so far.
-        ratio: the likelihood ratio, for both databases.
+        sums: shape (2, bands). Let mu_s be the vector by which the rows shift if the record is in
+            the batch of step s. sums[i, k] is the inner product of mu_s and all rows so far, for
+            the step s = t - bands + 1 + k, where t is the next row. For i = 0 the rows are drawn
+            from the database with the record, for i = 1 from the database without it.
+        ratio: the likelihood ratio of the rows of each database.
     """
 
     wait: jax.Array
@@ -159,11 +159,11 @@ def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> 
 
 
 def _first_wait(key: Key, sampling: BatchSampling) -> jax.Array:
-    """Draws the first step in which the record may join."""
+    """Draws the number of steps until the record may join a batch."""
     share = share_of_batches(sampling.rate, sampling.groups)
     chance = jax.random.uniform(key, (), jnp.float64)
-    # With probability share / rate, the record may join at once. For each of the next b - 1 steps,
-    # the record may first join in this step with probability `share`.
+    # This number is 0 with probability share / rate. It is each of 1, ..., b - 1 with probability
+    # `share`, where b is the separation.
     later = jnp.ceil((chance - share / sampling.rate) / share)
     return jnp.clip(later, 0, sampling.groups - 1).astype(jnp.int32)
 
@@ -173,9 +173,9 @@ def _first_wait(key: Key, sampling: BatchSampling) -> jax.Array:
 _RAISED = 1e-10
 # The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
-# This limits the number of bins, and also the separation of batches, because of memory. For bins, a
-# matrix of inner products has one row for each bin. For separated batches, 2^14 draws are made at
-# once, and each draw stores twice as many numbers as the separation.
+# The largest allowed number of bins, and the largest allowed separation of a
+# `min_separation_sampling`. The reason is memory. For bins, a matrix has one row for each bin. For
+# separated batches, 2^14 draws are made at once, and each draw stores twice `separation` numbers.
 _MOST_GROUPS = 2**14
 
 
@@ -202,7 +202,10 @@ class ParticipationLosses:
 
     @property
     def fineness(self) -> int:
-        """The fineness of the grid of correlated noise; 0 for independent noise."""
+        """The k for which the grid has a spacing of about norm bound / (2^k sqrt(dims)).
+
+        This is the grid of correlated noise. For independent noise, the result is 0.
+        """
         if self.strategy is None:
             return 0
         return self.strategy.fineness(dims=self.dims, multiplier=self.noise_multiplier)
@@ -350,7 +353,8 @@ def participation_losses(
     _checks.instance("sampling", sampling, BatchSampling, makers)
     if not sampling.one_key:
         raise ValueError(
-            f"sampling must be made by {makers}, got {sampling}: others need no losses"
+            f"sampling must be made by {makers}, got {sampling}: guarantees of other samplings need"
+            " no simulated losses"
         )
     _checks.instance("strategy", strategy, Strategy | None, MAKERS)
     if sampling.kind == "separated" and strategy is not None and strategy.bands > sampling.groups:

@@ -44,7 +44,7 @@ class Use(NamedTuple):
         layer: the kind of operation.
         equation: the equation of the program.
         operand: the index of the parameter among the equation's operands.
-        moves: the equations that reshape or transpose the parameter before that operand.
+        moves: the equations that turn the parameter into this operand, by reshapes or transposes.
     """
 
     layer: Layer
@@ -81,10 +81,10 @@ class Derivatives(NamedTuple):
     Attributes:
         loss: the loss.
         aux: the leaves of aux.
-        saved: the other operand of each layer that is the only use of a parameter (see `Use`). The
-            keys are the indices of these parameters.
-        at_outputs: maps the same indices to the gradient of the loss with respect to the layer's
-            output.
+        saved: for each parameter that only one layer uses (see `Use`), the layer's other operand.
+            The keys are the indices of these parameters.
+        at_outputs: for each of these parameters, the gradient of the loss with respect to the
+            layer's output. The keys are those of `saved`.
         formed: the gradients with respect to all other parameters.
     """
 

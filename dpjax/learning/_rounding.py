@@ -20,7 +20,8 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 
-# The sum of a microbatch, and the number of examples inside the clip norm minus the number outside.
+# The sum of a microbatch, and a count: the number of examples whose gradient is within the clip
+# norm, minus the number of the other examples.
 Sum = tuple[list[jax.Array], jax.Array]
 # The unit of the last digit of a sum is at most 2^(1 - bits) clip norms. These are the bits for
 # floats of 4 and of 8 bytes.
@@ -44,12 +45,13 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     # `terms + 16` covers the rounding of a norm, of its clipping factor, and of the product of this
     # factor with the gradient. The rest covers the sums of two microbatches on both neighbors: the
     # microbatch with the removed record, and the microbatch with the record that takes its place.
-    # The result of an addition is a partial sum, and the error is at most one unit of rounding
-    # times this partial sum. Here is a bound on the partial sums. In each coordinate, sort the
-    # partial sums of p floats by their number of terms, the longest first. The j-th partial sum has
-    # at most p - j + 1 terms, whatever the order of the additions. The j-th
-    # partial sums of all coordinates form a vector. Its norm is at most sqrt(p (p - j + 1)) clip
-    # norms. These norms, for all j, add up to at most 2 / 3 (p + 1)^2 clip norms.
+    # Let p be the number of gradients in a microbatch. In each coordinate, p floats are added up.
+    # The result of each addition is called a partial sum. The error of the addition is at most one
+    # unit of rounding times this partial sum. In each coordinate, sort the partial sums by their
+    # number of terms, the longest first. Whatever the order of the additions, the j-th partial sum
+    # has at most p - j + 1 terms. The j-th partial sums of all coordinates form a vector. The norm
+    # of this vector is at most sqrt(p (p - j + 1)) clip norms. The norms for all j add up to at
+    # most 2 / 3 (p + 1)^2 clip norms.
     relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # Converting the digits to a float rounds the total of each neighbor.
         relative += 4 * batch

@@ -84,13 +84,13 @@ class Batch:
     def filled_slots(
         batch: object, size: int, axes: frozenset[str] = frozenset()
     ) -> tuple[jax.Array, int]:
-        """A mask of this shard's slots that contain a record, and the number of all slots.
+        """Which slots of this shard contain a record, and the number of slots of all shards.
 
         Args:
             batch: a `Batch`. Outside of `jax.shard_map` it may also be a boolean mask of shape
                 (size,), or True if every slot contains a record. With a mask or True, records count
                 as chosen by the caller, not as drawn by a sampling.
-            size: the number of slots on this shard, or of all slots without shards.
+            size: the number of slots of this shard. Outside of `jax.shard_map` it has all slots.
             axes: the mesh axes over which `jax.shard_map` splits the slots; empty outside of it.
         """
         shards = _shards.shard_count(axes) if axes else 1
@@ -126,8 +126,8 @@ class BatchSampling:
     """How batches are drawn; `sampling(key)` draws one.
 
     Attributes:
-        kind: "poisson", which draws each record independently, "fixed", a uniform subset, "bins",
-            which puts each record into a uniform bin, or "separated", which keeps the batches of a
+        kind: "poisson" draws each record independently; "fixed" draws a uniform subset; "bins" puts
+            each record into a random bin; "separated" keeps the batches that contain the same
             record apart.
         n: the number of slots for records, public.
         rate: the probability that a record joins a batch, given that it may join this batch (see
@@ -306,9 +306,10 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
 def cyclic_sampling(
     n: int, *, groups: int, batch_size: float, capacity: int | None = None
 ) -> BatchSampling:
-    """Batches for correlated noise: step t draws from the group of slots i with i = t mod groups.
+    """Batches for correlated noise: each record is in a fixed group, and groups take turns.
 
-    Each record of the group joins with probability batch_size groups / n, independently of all
+    Slot i is in the group i mod groups. The batch of step t is drawn from the group t mod groups.
+    Each record of this group joins with probability batch_size groups / n, independently of all
     others. So a record takes part at most once in any `groups` consecutive steps. With batch_size =
     n / groups, every record of the group joins, and `groups` steps are an epoch in a fixed order.
 
@@ -357,7 +358,7 @@ def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) ->
 
     Args:
         n: number of slots for records, public, as for `poisson_sampling`.
-        bins: the number of bins, from 2 to 65,536: the number of steps of an epoch.
+        bins: the number of bins, from 2 to 65,536. It is also the number of steps of an epoch.
         capacity: slots of a batch, as for `poisson_sampling`.
 
     Returns:
@@ -447,14 +448,17 @@ def min_separation_sampling(
 
 
 def _rate(size: float, bound: str, most: float, exact: float) -> float:
-    """Returns the exact rate of a batch size, rounded down. `bound` describes the largest size.
+    """Rounds the exact rate of a batch size down to a multiple of 2^-32.
 
-    Rates are multiples of 2^-32, because a record joins the batch if its random 32-bit word is
-    below a threshold.
+    A record joins the batch if its random 32-bit word is below a threshold. `most` is the largest
+    batch size, and `bound` describes it in the error message.
     """
     words = int(min(exact, 1.0) * _WORD)
     if size > most or words == 0:
-        raise ValueError(f"batch_size must be at most {bound} and above 2^-32 of it, got {size:g}")
+        raise ValueError(
+            f"batch_size must be at most {bound}, and so large that each record joins with a"
+            f" probability of at least 2^-32, got {size:g}"
+        )
     return words / _WORD
 
 
@@ -495,7 +499,10 @@ def _draw(
 def _of_joining(
     key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, Turn | None]:
-    """Returns the records that join in a random order, the mask of the slots, and the turn."""
+    """Returns the indices of the records that join, the mask of the slots, and the turn.
+
+    The indices are in a random order.
+    """
     key_joins, key_order = jax.random.split(key)
     joins, bins = _joins(key_joins, sampling, step), jnp.uint32(0)
     if present is not None:

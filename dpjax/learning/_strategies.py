@@ -162,9 +162,10 @@ class Strategy(abc.ABC):
     def overlap(self, *, groups: int, steps: int) -> float:
         """The l2 norm of the change of all rows if a record joins every batch of its group or bin.
 
-        Row t is what step t publishes. If several batches of the record change the same row, their
-        entries of C in this row are added up. The result is relative to the largest norm of a
-        column, and rounded up.
+        Row t is what step t publishes. A record in the batch of step j changes row t by at most
+        |C[t, j]| times the norm bound. If several batches of the record change the same row, these
+        bounds are added up. The result is in units of the norm bound. It is divided by the largest
+        norm of a column of C, and rounded up.
         """
         return _overlap(self, groups, steps)
 
@@ -304,8 +305,8 @@ def toeplitz_strategy(coefficients: object, *, steps: int) -> Strategy:
 
     Raises:
         TypeError: if an argument is not of numbers.
-        ValueError: if a coefficient is not finite, the first is not above 0, or is less than 2^-18
-            of the largest; or if a number is out of range.
+        ValueError: if a coefficient is not finite; if the first coefficient is not above 0, or is
+            less than 2^-18 of the largest coefficient; or if a number is out of range.
 
     Formal guarantees:
         None: a strategy is public. Entries are rounded to multiples of 2^-18 of the largest, and

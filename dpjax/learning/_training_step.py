@@ -145,7 +145,7 @@ class Numbers(NamedTuple):
     Attributes:
         clip_norm: the clip norm of each subtree of the parameters.
         noise_multiplier: the noise multiplier of every step.
-        least_noise: the noise multiplier rounded down, for the state of the noise.
+        least_noise: the noise multiplier, rounded down. The state of the noise stores it.
         batch_size: the divisor of a noisy sum.
         of_optimizer: the numbers in the code of the optimizer.
     """

@@ -54,8 +54,9 @@ class Trainings:
         if self._place != (os.getpid(), get_opaque_trace_state()):
             raise ValueError(
                 "init must run where the optimizer was made, got another process, or a jit, vmap"
-                " or scan that began later: trainings would share one key, whose noise cancels in"
-                " differences. Call init outside, or make the optimizer inside, from its own key"
+                " or scan that began later: several trainings would draw the same noise, and a"
+                " difference of their results would contain no noise. Call init outside, or make"
+                " the optimizer inside, from its own key"
             )
         return next(self._numbers)
 
@@ -81,7 +82,10 @@ class Trainings:
 
     def __reduce__(self) -> NoReturn:
         """Raises an error, because a copy in another process would count trainings separately."""
-        raise TypeError("noise cannot be pickled: make one in each process, from its own key")
+        raise TypeError(
+            "an optimizer with noise cannot be pickled: make another optimizer in each process, and"
+            " give each of them its own key"
+        )
 
     def __deepcopy__(self, _: object) -> "Trainings":
         return self
@@ -99,12 +103,12 @@ def key_of_next_use(key: Key) -> Key:
 class TrainingState:
     """A state that records the trace in which it was created; made a pytree by `training_state`.
 
-    If a function closed over a state, each run of the function would draw the same noise. So this
-    is refused. If a state is an argument of a function or the carry of a loop, JAX makes a new
-    state in the trace of the function. So a state from another trace was closed over, and
-    `refuse_if_closed_over` compares traces. A function cannot avoid this check by passing a
-    closed-over state to an inner function. JAX then flattens the state. Flattening raises an error
-    if the state was made in another trace.
+    If a function closed over a state, each run of the function would draw the same noise. So
+    `refuse_if_closed_over` raises an error if the state was made in another trace. It accepts an
+    argument of a function or the carry of a loop, because JAX makes a new state of these in the
+    trace of the function. A function cannot avoid this check by passing a closed-over state to an
+    inner function. JAX then flattens the state, and flattening raises an error if the state was
+    made in another trace.
     """
 
     def __new__(cls, *_: object, **__: object) -> Self:

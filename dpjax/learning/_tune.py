@@ -293,9 +293,10 @@ def _refuse_dearer(found: OneRun, paid: OneRun, what: str) -> None:
     covered &= now.privacy_unit == before.privacy_unit
     if not covered or found.training != paid.training:
         raise ValueError(
-            f"fit_one must make the releases that were paid for, got {what} with {now} instead of"
-            f" {before}: let noise, steps and batches depend on the candidate alone, and release a"
-            " score with score_epsilon, such as by dpjax.laplace, for the same privacy unit"
+            f"fit_one must make the releases that tune has paid for in advance, got {what} with"
+            f" {now} instead of {before}. Let noise, steps and batches depend on the candidate"
+            " alone. Release a score with epsilon = score_epsilon, such as by dpjax.laplace, and"
+            " for the same privacy unit"
         )
 
 
@@ -337,7 +338,10 @@ def _shape(distribution: Distribution | float) -> float:
         return _SHAPES[distribution]
     shape = _checks.finite("distribution", distribution)
     if not -1 < shape <= 1:
-        raise ValueError(f"distribution must be above -1 and at most 1, got {shape}")
+        raise ValueError(
+            "distribution must be above -1 and at most 1 if it is a number (a shape parameter), got"
+            f" {shape}"
+        )
     return shape
 
 
@@ -396,7 +400,10 @@ def _zeros(prices: list[Price]) -> PyTree:
     """Returns arrays of zeros in the structure of every run's result, for a checkpoint."""
     shapes = [price.parameters for price in prices]
     if any(shape is None for shape in shapes):
-        raise ValueError("checkpoint needs a fit_one that trains by learning.fit: leave it out")
+        raise ValueError(
+            "checkpoint needs a fit_one that trains by learning.fit: for any other fit_one, leave"
+            " out checkpoint"
+        )
     for shape in shapes[1:]:
         _check_structure(shape, shapes[0])
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[0])

@@ -41,23 +41,24 @@ _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
 # records with undecided slopes (see `_DECIDED`).
 _GAP_PER_CAP_IN_UNITS = 16
 # Each number h on the diagonal of the Hessian is increased by this number times eps h. The increase
-# covers the rounding of these sums, so that no pivot is negative. It affects the path but not the
-# solution, because residuals are computed without it.
+# covers the rounding errors of the Hessian, so that no pivot is negative. The increase changes the
+# solver's steps but not the solution, because residuals are computed without it.
 _JITTER_IN_UNITS = 8
 # Without `clip`, features are clipped to this magnitude, so that products do not overflow.
 _LARGEST_FEATURE = 1e6
-# The number of final steps. They use only the records with the largest `curvature`, because the
-# slopes of other records are decided (see `_DECIDED`).
+# The number of final steps. They use only the records with the largest `curvature`. The slope of
+# every other record's loss stays fixed, because it is already near 0 or near its upper limit.
 _LAST_STEPS = 8
-# At the starting point, each slope is from `_LEAST_START` to `_MOST_START` times the cap. `short`
-# and `beyond` of each record are at least `_WIDTH`.
+# At the starting point, the slope of each record's loss is from `_LEAST_START` to `_MOST_START`
+# times its upper limit, the cap. The variables `short` and `beyond` of `Point` start at `_WIDTH` or
+# more.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
-# The slope of a record's loss is between 0 and the cap. It counts as decided if its distance from 0
-# or from the cap is below this fraction of the cap.
+# The slope of a record's loss is between 0 and the cap. The slope counts as decided if its distance
+# from 0 or from the cap is below this fraction of the cap.
 _DECIDED = 0.1
 # A penalty on the bias keeps the Hessian from being singular if the slopes of all records are
-# decided. It is `_BIAS_HOLD` * eps * cap in the first steps, and `_LAST_BIAS_HOLD` * cap in the
-# final steps.
+# decided. The penalty is `_BIAS_HOLD` * eps * cap in the first steps, and `_LAST_BIAS_HOLD` * cap
+# in the final steps.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
@@ -211,16 +212,17 @@ def _solve(
 def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> Point:
     """Returns a starting point.
 
-    The weights are parallel to the difference of the class means. So they are a weighted sum of the
-    records times their labels. The slope of a record is its weight in this sum, but at least a
-    lower limit.
+    The weight vector is parallel to the difference of the class means. So it is a sum of the
+    records times their labels, each with a coefficient. The slope of a record starts at this
+    coefficient, but at least at `_LEAST_START` times the cap.
     """
     sizes = jnp.where(positive, jnp.sum(positive), jnp.sum(~positive)).astype(rows.dtype)
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # With the length `nearest`, margins are as near to 1 as possible, in least squares. The length
-    # is limited so that no slope is above _MOST_START * cap.
+    # The weights are `length` times `difference`. With `nearest` as `length`, the margins are as
+    # near to 1 as possible, in least squares. `length` is limited so that no slope is above
+    # _MOST_START * cap.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
@@ -283,10 +285,10 @@ def interior_point(
         residual = pull + rows @ at.slope - penalty * at.theta
 
         def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """Returns the Newton step toward a point with given products of each record.
+            """Returns the Newton step that gives two products of each record new values.
 
             To first order, `spare * short` becomes `short_gap`, and `slope * beyond` becomes
-            `beyond_gap`.
+            `beyond_gap` (see `Point` for these variables).
             """
             error = missing - short_gap / at.spare + beyond_gap / at.slope
             theta = (whitening @ (residual + rows @ (weight * error))) @ whitening

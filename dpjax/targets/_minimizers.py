@@ -191,7 +191,7 @@ def inverse_factor(matrix: jax.Array) -> jax.Array:
 
 
 def _split(matrix: jax.Array) -> jax.Array:
-    """Computes the inverse factor from the inverse factors of two matrices of half the size."""
+    """Inverts the lower Cholesky factor of a matrix, by recursion to matrices of half the size."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
     half = len(matrix) // 2
@@ -203,7 +203,7 @@ def _split(matrix: jax.Array) -> jax.Array:
 
 
 def _eliminate(matrix: jax.Array) -> jax.Array:
-    """Computes the inverse factor by elimination on [matrix, identity].
+    """Inverts the lower Cholesky factor of a matrix, by elimination on [matrix, identity].
 
     A positive definite matrix needs no pivoting.
     """

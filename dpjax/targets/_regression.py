@@ -307,6 +307,7 @@ def _ridge_objective(regularization: float, d: int, dtype: np.dtype) -> _Objecti
     # The gradient is S w + lambda w - s (see `ridge_regression`). Let X = 1 + (1 + lambda) W, where
     # W is `longest`. All errors are in units of eps / 2. The rounding error of S w is at most (d +
     # 1) W, and that of lambda w at most lambda W. The addition and the subtraction add at most 2 X.
-    # S and s have an error of d / 2 + 5, because an average is rounded to a grid and then divided.
+    # S and s are averages. The terms of an average are rounded to a grid, and their sum is divided
+    # by n. This causes an error of at most d / 2 + 5.
     gradient_error = (d + 8) * (1 + (1 + strength) * longest)
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error, d, unit(dtype))

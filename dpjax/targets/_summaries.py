@@ -148,9 +148,8 @@ def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
     rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
     if rounded_up > Fraction(float(np.finfo(dtype).max)):
         raise ValueError(
-            "order must be lower, the bounds nearer to 0, or the dtype wider:"
-            f" {float(farthest):g}^{order} is too large for {dtype}; rescale the records, or use"
-            " float64"
+            f"order must be lower for these bounds, because {float(farthest):g}^{order} is too"
+            f" large for {dtype}. Or rescale the records to bounds nearer to 0, or use float64"
         )
 
 
@@ -322,8 +321,8 @@ def letter_counts(*, width: int) -> BoundedSum:
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
-    # Replacing a text lowers one count and raises another by at most `width`, for any number of
-    # texts.
+    # In every norm, a replaced text changes the counts most if one count falls by `width` and
+    # another rises by `width`. This change does not depend on the number of texts.
     each = [Fraction(width)] * 2
     norms = "linf", "l1", "l2"
     return _Counts(count, lambda x: x, False, bound=lambda n, dtype: each, norms=norms)

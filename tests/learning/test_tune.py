@@ -178,7 +178,7 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
 
     released = {"public_score": None, "score_epsilon": 0.2}
     for fit_one, settings, error, message in (
-        (louder, {}, ValueError, "releases that were paid for"),
+        (louder, {}, ValueError, "releases that tune has paid for"),
         (twice, {}, ValueError, "releases of fit_one must be 1, got"),
         (leaks, {}, ValueError, "got no release"),
         (looks, {}, ValueError, "evaluate must not be given to a training"),
