@@ -55,8 +55,8 @@ def clipped_in_parts(
 
     Formal guarantees:
         The guarantee of `clipped_gradients`, for the whole batch: a record is in one slot of one
-        part. The sums of the parts are added up as integers, and the error of rounding them is
-        charged to the norm bound.
+        part. The sums of the parts are rounded to integers and added up. The norm bound includes
+        the rounding errors.
 
     Source:
         See `clipped_gradients`.

@@ -10,7 +10,7 @@ batch of step s, and J_s is the part from the cases in which it joins:
 
     J_s = q L_s A_s,    A_{s+1} = (1 - q) A_s + J_{s+1-b}.
 
-Dong and Ganesh (2026), arXiv 2602.09338, have this recursion, from the last step to the first.
+Dong and Ganesh (2026), arXiv 2602.09338, use this recursion from the last step to the first.
 docs/proofs/correlated-noise.md has the proof.
 """
 

@@ -456,8 +456,8 @@ def _rate(size: float, bound: str, most: float, exact: float) -> float:
     words = int(min(exact, 1.0) * _WORD)
     if size > most or words == 0:
         raise ValueError(
-            f"batch_size must be at most {bound}, and so large that each record joins with a"
-            f" probability of at least 2^-32, got {size:g}"
+            f"batch_size must be at most {bound}, and so large that a record that may join does so"
+            f" with a probability of at least 2^-32, got {size:g}"
         )
     return words / _WORD
 

@@ -97,7 +97,7 @@ class Strategy(abc.ABC):
         """Returns the stored noise after a step. `newest` is the noise of this step, as int32."""
 
     def _keep_integers(self, name: str, shape: str, fits: bool, bits: int) -> None:
-        """Replaces an array by a copy that cannot change: a program would not see later changes.
+        """Replaces an array by a read-only copy, because programs would not see later changes.
 
         Raises an error if the array is not int32, if its shape does not fit, or if an entry is
         beyond 2^bits.

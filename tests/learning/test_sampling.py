@@ -189,7 +189,7 @@ def test_batches_of_a_fixed_size_are_uniform(keys):
 def test_samplings_are_checked(keys):
     for arguments, message in (
         ({"batch_size": 11}, "batch_size must be at most n=10"),
-        ({"batch_size": 1e-10}, "batch_size must be at most n=10 and above"),
+        ({"batch_size": 1e-10}, "batch_size must be at most n=10, and so large"),
         ({"batch_size": 5, "capacity": 11}, "capacity must be"),
     ):
         with pytest.raises(ValueError, match=message):
