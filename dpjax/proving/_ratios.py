@@ -322,7 +322,7 @@ def _quotient(reader: _Ratios, top: At, divisor: _Divisor, shape: tuple[int, ...
     if a is None:
         return _of_rows(reader, top, divisor, b, shape)
     bs = [reader.plain(at) for at in (b.terms[0], *b.more)]
-    terms = [reader.value(x) for x in (*a.terms, *a.more, *b.terms, *b.more)]
+    terms = [reader.value(x) for x in (*a.terms, *b.terms, *b.more)]
     weights = [reader.value(x) for x in (*b.terms, *b.more)]
     if a.more or any(x is None for x in weights):
         return None

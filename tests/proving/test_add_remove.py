@@ -13,6 +13,7 @@ from jax import lax
 import dpjax
 import random_programs as programs
 from dpjax.proving import Ball, Categories, NoProofError
+from dpjax.proving._exact_variances import ExactVariance
 from dpjax.queries import PaddedRecords, histogram_query, padded_records
 from random_programs import distance
 
@@ -23,6 +24,7 @@ ADDED = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 N, VALUES = 3, (-1.0, 0.25, 1.0)
 LEVELS = np.array([-0.5, 0.3, 0.9], np.float32)
 TABLE = jnp.array([0.5, -2.0, 1.0], jnp.float32)
+MATRIX = np.array([[1.0, -2.0], [0.5, 1.0], [0.0, 1.0]], np.float32)
 
 
 def padded(shape=(), dtype=jnp.float32, n=N):
@@ -104,6 +106,9 @@ PROVED = {
     "looked up in all slots": lambda d: TABLE[codes(d)].sum(),
     "gram": lambda d: (d.records[:, None] * TABLE).T @ (d.records[:, None] * TABLE),
     "gram plus one": lambda d: (d.records[:, None] + TABLE).T @ (d.records[:, None] + TABLE),
+    "gram by the sign of the sum": lambda d: (
+        jnp.tanh(9 * d.records.sum()) * d.records[:, None] * TABLE
+    ).T @ (d.records[:, None] * TABLE),
     "gram of one-hot": lambda d: jax.nn.one_hot(codes(d), 3).T @ jax.nn.one_hot(codes(d), 3),
     "equals itself": lambda d: ((x := jnp.exp(d.records)) == x).sum() + d.present.sum(),
     "losses": lambda d: (jnp.logaddexp(0.0, -d.records) * d.present).sum(),
@@ -126,6 +131,8 @@ PROVED = {
     "by record": lambda d: jax.vmap(lambda x, p: jnp.where(p, jnp.tanh(x) @ TABLE, 0.0))(
         d.records[:, None] * TABLE, d.present
     ).sum(),
+    "a column": lambda d: jnp.take(d.records[:, None] * TABLE, jnp.array(1), axis=1).sum(),
+    "sums by a matrix": lambda d: (d.records[:, None] * TABLE).sum(0).reshape(1, 3) @ MATRIX,
     "several": lambda d: {"n": d.present.sum(), "sum": d.records.sum()},
     "stacked": lambda d: jnp.stack([d.records, d.records**2]).sum(1),
     "joined": lambda d: jnp.concatenate([d.records[:, None], d.present[:, None] * TABLE], 1).sum(0),
@@ -152,6 +159,11 @@ REFUSED = {
     "behind others": lambda d: jnp.concatenate([d.records, d.records]).max(),
     "mixed": lambda d: (d.records[:, None] * jnp.ones((1, 2))).reshape(2, N).sum(1),
     "pairs": lambda d: (d.records[:, None] * d.records[None]).sum(),
+    "a row of products": lambda d: (d.records[:, None] @ d.records[None])[0].sum(),
+    "records at the indices of others": lambda d: d.records[codes(d)].sum(),
+    "the record at one index": lambda d: jnp.take(d.records, jnp.array(1)),
+    "sums in slots": lambda d: (0 * d.records).at[codes(d)].add(d.records).sum(),
+    "an exact variance": lambda d: ExactVariance(0.0, 0, float(N))(d.records),
     "outer product": lambda d: jnp.outer(d.records, d.records).max(),
     "public groups": lambda d: jnp.zeros(3).at[np.array([0, 1, 1])].add(d.records),
     "scan": lambda d: jax.lax.scan(lambda c, x: (c * 0.5 + x, None), 0.0, d.records)[0],
@@ -196,7 +208,7 @@ def test_no_pair_lies_further_apart(name, values):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_programs_that_look_at_slots_are_refused(name):
-    with pytest.raises(NoProofError, match=r"slot|record|pairs|16-bit|subnormal|itself|rule"):
+    with pytest.raises(NoProofError, match=r"slot|record|pairs|16-bit|subnormal|itself|rule|exact"):
         bound(REFUSED[name])
 
 

@@ -30,6 +30,7 @@ def _standardized(x):
 # Functions of rows of two numbers in [-1, 2], which together use all operations that are enclosed.
 FUNCTIONS = {
     "network": lambda x: jnp.tanh(jnp.tanh(x @ _WIDE.astype(x.dtype)) @ _SQUARE.astype(x.dtype)),
+    "from the left": lambda x: (_SQUARE.astype(x.dtype) @ jnp.tanh(x @ _WIDE.astype(x.dtype)).T).T,
     "softmax": lambda x: jax.nn.softmax(x @ _WIDE.astype(x.dtype)),
     "relu": lambda x: jax.nn.relu(x @ _WIDE.astype(x.dtype) - 0.5) - jax.nn.relu(-x[:, :1]),
     "activations": lambda x: jax.nn.gelu(x) + jax.nn.silu(x) + jax.nn.softplus(x),

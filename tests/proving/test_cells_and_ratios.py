@@ -217,6 +217,57 @@ def test_what_looks_like_a_ratio_of_sums_is_none():
     assert bound >= 0.5
 
 
+def _parts(v):
+    """Two columns, which are two results of one operation."""
+    return [x.sum(1) for x in jnp.split(v, 2, 1)]
+
+
+def _over_the_other(v):
+    top, bottom = _parts(v)
+    return top.sum() / jnp.maximum(bottom.sum(), 4)
+
+
+def _with_the_other(v):
+    return (v[:, 1].sum() + v[:, 0].sum()) / jnp.maximum(v[:, 1].sum(), 4)
+
+
+def _entries_of_the_chosen(v):
+    chosen = v[:, 1] > 0.5
+    entries = (chosen[:, None] & (v > 0.2)).sum().astype(float)
+    return entries / jnp.maximum(chosen.sum(), 4).astype(float)
+
+
+def _signed_weights(v):
+    return jnp.dot(v[:, 0], v[:, 1], precision="highest") / jnp.maximum(v[:, 1].sum(), 2)
+
+
+def _rows_of_all(v):
+    weights, rows = 2 + v[:, 1:], jnp.tanh(8 * v[:, 0].sum()) * v[:, 1:]
+    return jnp.matmul(weights.T, rows, precision="highest") / weights.sum(0)[:, None]
+
+
+HALF = [[1, 1]] * 4 + [[1, 0]] * 3
+# A ratio that is none, the records that stay, and the one that is replaced by another.
+NO_RATIOS = {
+    "two results of one operation": (_over_the_other, HALF, [1, 0], [0, 1]),
+    "more is added": (_with_the_other, HALF, [1, 0], [0, 1]),
+    "several entries of a record": (
+        _entries_of_the_chosen, [[1, 1]] * 3 + [[0, 0]] * 4, [0, 0], [1, 1],
+    ),
+    "weights below 0": (_signed_weights, [[1, 1]] * 5 + [[-1, -1]] * 2, [-1, -1], [-1, 1]),
+    "rows of all records": (_rows_of_all, [[0, 1]] * 7, [-1, 1], [1, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_RATIOS)
+def test_what_looks_like_a_ratio_moves_further(name):
+    target, others, *ends = NO_RATIOS[name]
+    rows = [np.array([*others, end], np.float32) for end in ends]
+    first, second = map(target, map(jnp.asarray, rows))
+    spec, bounds = jax.ShapeDtypeStruct((8, 2), jnp.float32), (np.min(rows), 1)
+    assert 0 < jnp.abs(first - second).max() <= bound_of(target, spec, bounds, "linf")
+
+
 def test_what_looks_like_a_clip_by_choice_is_none():
     """Rows that are chosen by another norm, or on the wrong side, keep the bound of the walk."""
     spec = jax.ShapeDtypeStruct((8, 3), jnp.float32)
@@ -233,6 +284,11 @@ def test_what_looks_like_a_clip_by_choice_is_none():
     assert bound(lambda x: jnp.where(norm(x / 9) > 2, x / norm(x), x)) > 20
     assert bound(lambda x: jnp.where(norm(x).T > 2, x[:, :1] / norm(x), x[:, :1])) > 10
     assert bound(lambda x: jnp.where(x > 2, x / norm(x), x)) > 10
+    # Where no column is longer than 2, a row may be 2 * 3^.5 long.
+    columns = lambda x: jnp.linalg.norm(x, axis=0, keepdims=True)  # noqa: E731
+    assert bound(lambda x: x * jnp.where(columns(x) <= 2, 1.0, 2 / (norm(x) + 0.1))) > 20
+    # A negative multiple of a unit vector is 5 long.
+    assert bound(lambda x: jnp.where(norm(x) > 1, x * (-5 / (norm(x) + 0.1)), x)) > 9.9
 
 
 def test_a_row_that_is_not_clipped_may_be_longer():

@@ -64,8 +64,15 @@ def _cross_entropy(v):
     return -(jax.lax.stop_gradient(labels) * jax.nn.log_softmax(v)).sum()
 
 
-def _over_its_norm(m, other=0.0):
-    return m / jnp.maximum(jnp.sqrt((m * m).sum() + other), 0.4)
+def _signed_agreement(v):
+    a, b = v[:, 0] > 0, v[:, 1] > 0
+    both = jnp.where(a & b, v[:, 0] - 0.3, 0).sum()
+    return both / jnp.maximum(a.sum() + b.sum(), 2).astype(float)
+
+
+def _over_its_norm(m, other=None):
+    squares = (m * m).sum() if other is None else (m * m).sum() + other
+    return m / jnp.maximum(jnp.sqrt(squares), 0.4)
 
 
 def _pooled(v, scores):
@@ -103,6 +110,7 @@ PROGRAMS = {
         lambda v: (_levels(v)[0] & _levels(v)[1]).sum(1) / jnp.maximum(_levels(v)[1].sum(), 1), 2.1,
     ),
     "agreement": (_agreement, 2.01),
+    "agreement of signed numbers": (_signed_agreement, 9),
     "entropy": (lambda v: _entropy(_counts(v) / N), 1.001),
     "distinct numbers": (lambda v: (_counts(v) > 0).sum(), 1.001),
     "numbers that occur": (lambda v: jnp.zeros(3).at[_places(v)].set(1.0).sum(), 1.001),
@@ -130,6 +138,9 @@ PROGRAMS = {
     "attention": (lambda v: _pooled(v, v[:, :1] * v[None, :, 1] / 3).sum(0), 4),
     "attention by a product": (
         lambda v: _pooled(v, jnp.matmul(v @ WEIGHTS, v.T, precision="highest") / 9).sum(0), 3,
+    ),
+    "attention by a multiple": (
+        lambda v: _pooled(v, 0.3 * jnp.matmul(v, v.T, precision="highest")).sum(0), 6,
     ),
     "attention by all records": (
         lambda v: _pooled(v, jnp.matmul(v, v.T, precision="highest") * v.sum()).sum(0), 9,
@@ -173,11 +184,11 @@ def test_what_looks_like_a_lemma_is_none():
         except dpjax.proving.NoProofError:
             return np.inf
 
-    def turned(x):
-        """Divides each exponential by the sum of another row."""
+    def turned(x, axis=1):
+        """Divides each exponential by the sum of another row, or of a column."""
         e = jnp.exp(x - jax.lax.stop_gradient(jnp.max(x, 1, keepdims=True, initial=-jnp.inf)))
-        by = jax.lax.broadcast_in_dim((x[:, :1] / e.sum(1)[:, None]).sum(1), (4, 4), (1,))
-        return by * e
+        by = (x[:, :1] / e.sum(axis)[:, None]).sum(1)
+        return jax.lax.broadcast_in_dim(by, (4, 4), (axis,)) * e
 
     def by_another(x):
         """Chosen numbers of a row belong to another record than those below."""
@@ -194,6 +205,9 @@ def test_what_looks_like_a_lemma_is_none():
         assert bound(by_another) < 1.001
         assert bound(wrong) > 3
         assert bound(turned) > 1.5
+        assert bound(lambda x: turned(x, axis=0)) > 3.5
+        assert bound(lambda x: jnp.searchsorted(jnp.sort(x[:, 0]), x[:, 1])) == np.inf
+        assert bound(lambda x: jnp.interp(x[:, 0], LINE, LINE + jnp.sort(x[:3, 1]))) == np.inf
 
 
 def test_scores_that_depend_on_all_records():

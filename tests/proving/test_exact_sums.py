@@ -317,10 +317,11 @@ def test_a_name_alone_proves_nothing():
 
 
 def test_terms_beyond_the_range_of_a_sum_have_no_proof():
-    target = lambda x: ExactSum(0)(3 * x)  # noqa: E731
+    """Nor has a sum that is divided by a negative number."""
     spec = jax.ShapeDtypeStruct((N,), jnp.float32)
-    with pytest.raises(dpjax.proving.NoProofError, match="within its range"):
-        dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm="l1")
+    for target in (lambda x: ExactSum(0)(3 * x), ExactSum(0, -2.0)):
+        with pytest.raises(dpjax.proving.NoProofError, match="within its range"):
+            dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm="l1")
 
 
 def test_factors_that_overflow_together_are_refused():

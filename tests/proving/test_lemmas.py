@@ -57,6 +57,7 @@ PROGRAMS = {
     "softmax of sums": lambda x: jax.nn.softmax(x.sum(0)),
     "log_softmax": jax.nn.log_softmax,
     "log_softmax of sums": lambda x: jax.nn.log_softmax(x.sum(0)),
+    "log_softmax of records": lambda x: jax.nn.log_softmax(x, axis=0),
     "logsumexp of rows": lambda x: jax.nn.logsumexp(x, axis=1),
     "logsumexp of records": lambda x: jax.nn.logsumexp(x, axis=0),
     "logsumexp of all": jax.nn.logsumexp,
@@ -74,6 +75,9 @@ PROGRAMS = {
     ),
     "clip by a quotient": lambda x: x / jnp.maximum(1, length(x) / 0.7),
     "clip by a factor": lambda x: x * jnp.minimum(1, 0.3 / (length(x) + 0.01)),
+    "clip by the root of a maximum": lambda x: x / jnp.maximum(
+        0.7, jnp.sqrt(jnp.maximum(jnp.sum(x**2, axis=1, keepdims=True), 0.1))
+    ),
     "clip, then a sum": lambda x: (x / jnp.maximum(0.7, length(x))).sum(0),
     "clip by another's norm": lambda x: x / jnp.maximum(1, length(x)[::-1]),
     "clip by the norm of another row": clipped_by_others,
@@ -231,9 +235,15 @@ def test_another_function_of_that_name_is_no_search():
     def searchsorted(levels, x):
         return x + 0 * levels.sum()
 
+    @jax.jit
+    def _interp(x, places, heights):
+        return 9 * x + 0 * places.sum() * heights.sum()
+
     for levels in (jnp.ones((2, 2)), jnp.ones(()), jnp.arange(3.0)):
         target = lambda x, levels=levels: searchsorted(levels, x).sum()  # noqa: E731
         assert dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1").value >= 1
+    target = lambda x: _interp(x, jnp.arange(3.0), jnp.arange(3.0)).sum()  # noqa: E731
+    assert dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1").value >= 9
 
 
 @pytest.mark.parametrize(
@@ -271,6 +281,7 @@ def test_a_slice_that_reads_something_else_is_none():
         lambda x: x / jnp.maximum(1, jnp.sqrt(jnp.sum(jnp.abs(x), axis=1, keepdims=True))),
         lambda x: x / jnp.maximum(1, length(x) - 0.5),
         lambda x: x / jnp.minimum(length(x) + 1, 2),
+        lambda x: x / jnp.maximum(1, jnp.sqrt(jnp.minimum(jnp.sum(x**2, 1, keepdims=True), 4))),
         lambda x: 2 * x / jnp.maximum(1, length(x)),
     ],
 )
@@ -319,6 +330,17 @@ def test_what_looks_like_a_norm_is_not(norm):
         (lambda x: x**0.5, "may be 0 or negative"),
         (lambda x: (x + 2) ** (x + 2), "public float"),
         (lambda x: jnp.tile(x, (100, 1)).sum(0), "copies"),
+        (lambda x: jnp.var(x[:, 0], ddof=N), "may be 0"),
+        (lambda x: jnp.interp(x, np.float32([0.3, -0.5, 0.4]), TABLE[:, 0]), "may be 0"),
+        (lambda x: TABLE[code(x)[:, 0], (x[:, 1] > 0).astype(int)], "whole rows"),
+        (lambda x: x[np.array([0, 1]), :1], "only along one axis"),
+        (lambda x: x[np.eye(2, dtype=int), np.eye(2, dtype=int)], "single list"),
+        (lambda x: jnp.zeros(3).at[1 + code(x)[:, 0]].add(1, mode="promise_in_bounds"), "bounds"),
+        (lambda x: jnp.zeros(3).at[code(x)[:, 0]].set(x[:, 1]), "which of them writes last"),
+        (lambda x: jax.ops.segment_max(x, places(x), 3), "would be infinite"),
+        (lambda x: jnp.arctan2(x[:, 0], x[:, 1]), "must be above 0"),
+        (lambda x: lax.pad(x, x.sum(), ((1, 0, 0), (0, 0, 0))), "public, finite number"),
+        (lambda x: lax.scan(lambda c, t: (c + 1, c), x[0], jnp.zeros(0))[0], "0 steps"),
     ],
 )
 def test_refusals(target, match):

@@ -133,6 +133,7 @@ REFUSED = {
     "total order": (lambda x: lt_to_p.bind(x, jnp.zeros_like(x)), "order of numbers that may"),
     "maximum with -inf": (lambda x: jnp.maximum(x, -jnp.inf), "infinite or NaN"),
     "loop": (lambda x: lax.fori_loop(0, 3, lambda _, c: c + x, x), "no proof for scan"),
+    "a branch": (lambda x: lax.cond((x > 0).sum() > 1, lambda: x, lambda: -x), "a cond or switch"),
     "shuffled by a table": (lambda x: x[np.array([2, 0, 1])], "do not support NaN"),
 }  # fmt: skip
 
