@@ -370,7 +370,7 @@ def participation_losses(
     # The state of the noise stores the multiplier rounded down to float32 or float64. Here it is
     # always rounded down to float32. So the result is at most the stored multiplier.
     narrow = np.float32(multiplier)
-    if narrow > multiplier:
+    if float(narrow) > multiplier:  # NumPy would compare a float in float32.
         narrow = np.nextafter(narrow, np.float32(0))
     dims = _checks.integer("dims", dims, least=1)
     return ParticipationLosses(sampling, strategy, float(narrow), steps, dims)

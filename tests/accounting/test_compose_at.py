@@ -11,7 +11,7 @@ import scipy
 
 import dpjax
 from dpjax import Guarantee, SampledEvent
-from dpjax.accounting import compose, compose_at, zcdp_to_epsilon
+from dpjax.accounting import _compose_at, compose, compose_at, zcdp_to_epsilon
 from dpjax.accounting._compose_at import optimal_epsilon
 
 METHODS = ("drv", "kov", "optimal", "zcdp", "renyi", "pld")
@@ -82,6 +82,13 @@ def test_optimum_of_many_equal_ones(count, delta):
             return total / (1 + mpmath.exp(e)) ** count
 
     assert exact(mpmath.mpf(found)) <= delta < exact(mpmath.mpf(found * (1 - 1e-7)))
+
+
+def test_different_epsilons_are_rounded_up_to_a_lattice(monkeypatch):
+    monkeypatch.setattr(_compose_at, "_MOST_POINTS", 128)
+    epsilons, delta = list(np.linspace(0.05, 0.2, 8)), 1e-3
+    found = optimal_epsilon(epsilons, delta)
+    assert exact_delta(epsilons, found) <= delta < exact_delta(epsilons, found * 0.95)
 
 
 @pytest.mark.slow

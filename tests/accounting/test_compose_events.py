@@ -94,11 +94,13 @@ def test_noise_means_the_same_to_both_accountants(nested):
     assert 0.999 * alone < exact < looser < 1.2 * exact
 
 
-def test_batches_without_replacement_mean_it_too():
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batches_without_replacement_mean_it_too(parts):
     """At rate 1 it is the Gaussian mechanism, at a sensitivity of two contributions."""
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        100, 100, dp_accounting.GaussianDpEvent(8.0)
-    )
+    noise = dp_accounting.GaussianDpEvent(8.0 * math.sqrt(parts))
+    if parts > 1:
+        noise = dp_accounting.ComposedDpEvent([noise] * parts)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(100, 100, noise)
     found = compose_events(event, delta=1e-5, relation=REPLACE, method="renyi").epsilon
     alone = compose_events(dp_accounting.GaussianDpEvent(4.0), delta=1e-5, method="renyi").epsilon
     assert found == pytest.approx(alone)

@@ -127,6 +127,12 @@ def test_it_is_capped_and_leaves_bounds_alone(kind):
     )
 
 
+def test_what_never_happens_stays_so_where_the_divergence_says_so():
+    """KL(P || Q) is finite also if Q has an event that P excludes."""
+    assert moved(0.0, 99, reverse_kl=1e-3) == moved(0.0, 99, chi2=1e-3) == 0
+    assert moved(0.0, 99, kl=1e-3) >= -math.expm1(-0.1)
+
+
 def test_a_composition_moves_once():
     found = under_distribution_shift(compose(A, B), kl=1e-6, n=199)
     assert found.gamma == pytest.approx(moved(0.07, 199, kl=1e-6), rel=1e-12)

@@ -472,6 +472,7 @@ def test_a_rate_that_is_off_is_seen():
         ({"sampling": sampling(0.1, "fixed")}, ValueError, "relation must be replace-one"),
         ({"sampling": sampling(0.1, "shuffled")}, ValueError, "sampling.kind must be"),
         ({"sampling": sampling(1.1)}, ValueError, "sampling.rate must be"),
+        ({"sampling": sampling(0.5, "bins")}, ValueError, "sampling.rate must be 1 for"),
     ],
 )
 def test_bad_parameters_are_refused(change, error, message):

@@ -432,6 +432,29 @@ def test_a_file_that_is_replaced_while_it_is_open_is_refused(used):
             use()
 
 
+def test_an_entry_that_is_lost_while_the_file_is_open_is_refused(used):
+    """With a mark that fits what is left, as after a restored backup of all files."""
+    path, old = used
+    file = LedgerFile(path, BUDGET)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM entries WHERE number > 1")
+    connection.close()
+    beside(path, ".mark").write_bytes(old[beside(path, ".mark")])
+    LedgerFile(path, BUDGET)
+    for use in (file.update, lambda: pay(file)):
+        with pytest.raises(LedgerError, match="an entry that this process has read"):
+            use()
+
+
+def test_a_file_that_lost_its_budget_is_refused(used):
+    path, _ = used
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM entries")
+    connection.close()
+    with pytest.raises(LedgerError, match="contains no budget"):
+        LedgerFile(path, BUDGET)
+
+
 def test_a_file_that_is_read_only_is_refused(used):
     path, _ = used
     path.chmod(0o444)

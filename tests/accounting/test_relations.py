@@ -245,6 +245,17 @@ def test_bounded_ranges_add_up_too():
     assert concentration(release_under(PURE, REPLACE)).rho == pytest.approx(0.5**2 / 2)
 
 
+def test_two_steps_of_a_cost_with_a_delta_are_those_of_the_guarantee():
+    """Where a mechanism knows no rho alone, as noise whose multiplier is one's own."""
+    own = additive(
+        added(1.0, "l1"), 1.0, norm="l1", noise=dpjax.random.LAPLACE, delta=1e-6,
+        multiplier=lambda epsilon, delta: 1 / epsilon,
+    )  # fmt: skip
+    price = under(own.guarantee, REPLACE)
+    assert price.delta > 3e-6
+    assert concentration(release_under(own, REPLACE)) == (pytest.approx(2.0**2 / 2), price.delta)
+
+
 def test_filters_odometers_and_shares_take_it_at_twice_the_shift(ledger, keys):
     for kind, pay in (
         (accounting.PrivacyFilter(epsilon=5.0, delta=1e-5), "admit"),

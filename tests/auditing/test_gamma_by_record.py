@@ -136,15 +136,22 @@ def test_what_is_refused(key):
         with pytest.raises(ValueError, match="records must have the structure"):
             by_record(key, records=records)
     sampled = dpjax.sample_sensitivity(key, MEAN, ORACLE, n=N, norm="l1", m=100)
-    with pytest.raises(ValueError, match="n=20"):
-        by_record(key, bound=sampled, n=21)
     with pytest.raises(ValueError, match="target"):
         by_record(key, jnp.sum, bound=sampled)
+
+
+def test_a_sensitivity_for_other_pairs_is_refused(key):
+    known = dpjax.assume_sensitivity(1.0, norm="l1")
+    added = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+    for field, message in (
+        ({"n": N + 1}, "n must be 21"),
+        ({"relation": added}, "replace-one"),
+        ({"positions": "average"}, "positions="),
+    ):
+        with pytest.raises(ValueError, match=message):
+            by_record(key, bound=dataclasses.replace(known, **field))
     with pytest.raises(TypeError, match="Sensitivity"):
         by_record(key, bound=1.0)
-    added = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
-    with pytest.raises(ValueError, match="replace-one"):
-        by_record(key, bound=dpjax.assume_sensitivity(1.0, norm="l1", relation=added))
 
 
 def test_records_are_clamped_as_for_a_release(key):

@@ -282,7 +282,10 @@ def test_the_text_is_a_table(key):
     assert [float(line.split()[0]) for line in lines[2:]] == [0, 0.25, 0.5, 1, 1.5, 2, 4]
     deltas = profile.delta(EPSILONS)
     np.testing.assert_allclose(deltas, [profile.delta(x) for x in EPSILONS], rtol=1e-14)
-    assert profile.advantage == profile.delta(0.0)
+    assert profile.advantage == profile.delta(0.0) == pytest.approx(profile.risk.advantage)
+    found = profile.guarantee(1.0, 0.2)
+    assert (found.epsilon, found.delta, found.confidence) == (1.0, 0.2, profile.confidence)
+    assert found.gamma == profile.gamma(1.0, 0.2) < profile.gamma(1.0)
 
 
 def test_pairs_are_others_than_those_of_a_sensitivity(key):
@@ -302,9 +305,6 @@ def test_what_is_refused(key):
     laplace = dpjax.laplace(sampled(key, jnp.mean, "l1"), 1.0)
     with pytest.raises(ValueError, match="n=50"):
         profile((jnp.mean, laplace), n=51)
-    other = changed(laplace, sensitivity=dataclasses.replace(laplace.sensitivity, n=49))
-    with pytest.raises(ValueError, match="n=49"):
-        profile([(jnp.mean, laplace), (jnp.mean, other)])
     with pytest.raises(ValueError, match="target"):
         profile((jnp.sum, laplace))
     with pytest.raises(TypeError, match="not known"):
@@ -318,11 +318,6 @@ def test_what_is_refused(key):
     for releases in ([], jnp.mean, [(jnp.mean, 1.0)], [laplace]):
         with pytest.raises(TypeError, match="releases"):
             profile(releases)
-    added = dpjax.assume_sensitivity(
-        1.0, norm="l1", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
-    )
-    with pytest.raises(ValueError, match="replace-one"):
-        profile((jnp.mean, dpjax.laplace(added, 1.0)))
     with pytest.raises(ValueError, match="order"):
         profile((lambda database: database[0], dpjax.laplace(1.0, 1.0)))
     profile = laplace_profile(np.ones(10))
@@ -331,6 +326,20 @@ def test_what_is_refused(key):
             profile.delta(bad)
         with pytest.raises(ValueError, match="epsilon"):
             profile.gamma(bad)
+
+
+def test_mechanisms_for_other_pairs_are_refused():
+    known, mechanism = dpjax.assume_sensitivity(1.0, norm="l1"), dpjax.laplace(1.0, 1.0)
+    added = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+    for field, message in (
+        ({"n": N - 1}, "n must be 49"),
+        ({"relation": added}, "for replace-one"),
+    ):
+        other = changed(mechanism, sensitivity=dataclasses.replace(known, **field))
+        with pytest.raises(ValueError, match=message):
+            _joint([(jnp.mean, mechanism), (jnp.mean, other)], exponential, N)
+    with pytest.raises(TypeError, match="must be concrete"):
+        jax.jit(lambda e: _joint([(jnp.mean, dpjax.laplace(1.0, e))], exponential, N).pure)(1.0)
 
 
 def test_sums_over_records_stay_one_sum():

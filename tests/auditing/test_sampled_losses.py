@@ -12,7 +12,7 @@ import pytest
 import scipy.special
 
 import dpjax
-from dpjax import oracles
+from dpjax import oracles, targets
 from dpjax._core._losses import PairLoss
 from dpjax._exact._numerics import TailBand
 from dpjax.auditing import _privacy_profile as sticks
@@ -342,15 +342,30 @@ def test_the_confidence_is_split_only_where_two_estimates_help(key):
     np.testing.assert_allclose(two.losses.limits, half.limits, rtol=1e-6)
 
 
-def test_losses_are_those_of_the_pairs(key):
+def two_means(x):
+    return jnp.stack([x.mean(), x.mean()])
+
+
+def coin(key):
+    return jax.random.bernoulli(key).astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("target", "oracle"),
+    [
+        (two_means, oracles.independent(coin)),
+        (targets.summable(lambda x: jnp.stack([x, x]), average=True), oracles.independent(coin)),
+        (
+            targets.summable(lambda x: jnp.stack([x, x]), average=True),
+            lambda key, n: jax.vmap(coin)(jax.random.split(key, n)),
+        ),
+    ],
+    ids=["two databases", "two records", "two sums"],
+)
+def test_losses_are_those_of_the_pairs(key, target, oracle):
     """Two means of coins: a pair moves each by 1 / N, or not at all."""
-    coin = oracles.independent(lambda key: jax.random.bernoulli(key).astype(jnp.float32))
-
-    def target(x):
-        return jnp.stack([x.mean(), x.mean()])
-
     mechanism = dpjax.laplace(2 / N, 4.0)
-    found = dpjax.privacy_profile(key, (target, mechanism), coin, n=N, m=2000).losses
+    found = dpjax.privacy_profile(key, (target, mechanism), oracle, n=N, m=2000).losses
     like = jnp.zeros(2)
     scale, grid = mechanism.effective_scale(like=like), mechanism.grid_for(like=like)
     # The largest loss is that of noise above both values. Half of the pairs are alike.

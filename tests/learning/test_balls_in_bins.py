@@ -160,13 +160,28 @@ def simulated(sampling=SAMPLING, strategy=PAIRS, z=2.0, steps=8, dims=2, draws=2
     return accounting.monte_carlo(seeded_key(0), losses, draws=draws, relation=ADD)
 
 
-def test_a_secret_bin_costs_less_by_simulation():
-    state = trained(one_key)
+@pytest.mark.parametrize("z", [2.0, 1.1])
+def test_a_secret_bin_costs_less_by_simulation(z):
+    """Also with 1.1, which float32 rounds up: losses for more noise than there is are refused."""
+    state = trained(one_key, multiplier=z)
     known = learning.guarantee(state, SAMPLING, delta=1e-3)
-    found = learning.guarantee(state, SAMPLING, delta=1e-3, simulated=simulated())
+    found = learning.guarantee(state, SAMPLING, delta=1e-3, simulated=simulated(z=z))
     assert 0.3 * float(known.epsilon) < float(found.epsilon) < 0.8 * float(known.epsilon)
     assert found.confidence == 0.99
     assert {"by simulation", "in 40 public slots", "seeded key"} <= set(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"steps": 9}, "steps must be at most the 8 of the strategy"),
+        ({"sampling": 3}, "sampling must be made by balls_in_bins_sampling"),
+        ({"strategy": [1.0, 0.5]}, "strategy must be made by"),
+    ],
+)
+def test_losses_of_no_training_are_refused(changed, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        simulated(**changed)
 
 
 @pytest.mark.parametrize(

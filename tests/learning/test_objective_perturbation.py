@@ -432,6 +432,11 @@ def test_what_is_refused(keys):
             training(dtype="float64")
 
 
+def test_noise_that_no_grid_can_hold_is_refused():
+    with pytest.raises(ValueError, match="no grid of float32 can hold the noise at epsilon=1e-08"):
+        training(2.0**60, 10, epsilon=1e-8, delta=1e-9)
+
+
 def test_the_largest_lambda_is_carried():
     """One at which lambda + 1/4 is lambda."""
     plan = training(2.0**64).plan

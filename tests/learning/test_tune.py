@@ -208,6 +208,30 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
         tuned(keys(1), ledger=dpjax.Ledger(tmp_path / "small", epsilon=0.01, delta="1e-3"))
 
 
+def test_a_run_without_a_price_of_its_own_is_refused(keys):
+    """The price of the best run is for gamma 0, one privacy unit, and releases that were paid."""
+    known = dpjax.assume_sensitivity(1.0, norm="l1")
+    sampled = dpjax.Sensitivity(1.0, 0.05, 0.99, "l1", None, m=90, k=90, identity="sampled")
+
+    def released(key, sensitivity):
+        return dpjax.laplace(sensitivity, 0.1)(key, 1.0)
+
+    def forged(key, sensitivity):
+        return released(key, sensitivity), dpjax.Release(1.0, dpjax.Guarantee(0.1))
+
+    for candidates, fit_one, settings, error, message in (
+        ([sampled], released, {}, ValueError, "with gamma=0, confidence=1"),
+        ([known, dataclasses.replace(known, privacy_unit="person")], released, {}, ValueError,
+         "for one privacy unit"),
+        ([known], forged, {"public_score": None, "score_epsilon": 0.1}, ValueError,
+         "2 releases but 1 payments"),
+        ([known], released, {"public_score": lambda x: jnp.zeros(2)}, TypeError, "one number"),
+    ):  # fmt: skip
+        given = {"relation": dpjax.NeighboringRelation.REPLACE_ONE, "public_score": float}
+        with pytest.raises(error, match=message):
+            tuned(keys(1), fit_one, candidates, **{**given, **settings})
+
+
 def test_a_training_costs_what_it_costs_under_the_relation_of_the_tuning(keys):
     """A replaced record is two that are added or removed, also in steps of DP-SGD."""
     replace = {"relation": dpjax.NeighboringRelation.REPLACE_ONE, "runs": 1.1}

@@ -109,6 +109,19 @@ def test_losses_are_added_up_as_integers():
     assert np.max(scores) > 2**24  # Beyond what float32 counts.
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32"])
+def test_whole_losses_count_like_floats(dtype):
+    losses = np.random.default_rng(3).integers(0, 2, (7, 3))
+    if dtype != "bool":
+        losses[2] = [5, 0, 1]
+    clipped = jnp.asarray(np.minimum(losses, 1), float)
+    found, exact = (
+        private(1.0, 1e-6, 7).units(x) for x in (jnp.asarray(losses).astype(dtype), clipped)
+    )
+    assert found.dtype == np.int32
+    assert np.array_equal(found, exact)
+
+
 def test_integers_never_wrap():
     for steps in (1, 2**14 - 1, 2**14, 2**20):
         assert loss_bits(steps) >= 8
@@ -243,6 +256,24 @@ def test_replacing_the_losses_of_a_step_keeps_the_guarantee(log_probs):
     flipped = np.asarray(log_probs(OUTCOMES, SMALL.at[1].set(jnp.asarray([0.0, 1.0]))), float)
     opposite = np.asarray(log_probs(OUTCOMES, SMALL.at[1].set(jnp.asarray([1.0, 0.0]))), float)
     assert np.ptp(flipped - opposite) == pytest.approx(widest, rel=1e-3)
+
+
+@pytest.mark.parametrize("simultaneous", [False, True])
+def test_no_choice_loses_more_than_stated(simultaneous):
+    """By the exact probabilities of choices between one expert who never errs and two who do."""
+    mechanism, confidence = private(5.0, 0.1, 100), 0.9
+    losses = jnp.broadcast_to(jnp.array([0.0, 1.0, 1.0]), (100, 3))
+    log_probs = softmax_of_minus(losses, mechanism.learning_rate)
+    behind = np.arange(100)
+
+    def exceeds(bound):
+        beyond = np.exp(log_probs[behind > bound]).reshape(-1, 3)[:, 1:].sum(axis=1)
+        return 1 - np.prod(1 - beyond) if simultaneous else np.max(beyond, initial=0) / 2
+
+    bound = mechanism.excess_loss(
+        confidence=confidence, shape=losses.shape, simultaneous=simultaneous
+    )
+    assert exceeds(bound) <= 1 - confidence < exceeds(bound / 8)
 
 
 def test_what_was_asked_for_is_public():

@@ -11,6 +11,7 @@ from scipy import stats
 
 import dpjax
 from dpjax import BernsteinPolynomial
+from dpjax.mechanisms._bernstein import sup_norm_growth
 
 FALSE_ALARM = 1e-6
 
@@ -319,6 +320,18 @@ def test_simultaneous_error_bounds_the_error_everywhere(dims, order, draws):
         allowed = stats.binom.ppf(1 - FALSE_ALARM, 2000, 1 - probability)
         assert np.sum(worst > bound) <= allowed
         assert bound < 10 * np.quantile(worst, probability)
+
+
+@pytest.mark.parametrize(("degree", "dims", "order"), [(1, 1, 2), (6, 1, 2), (9, 1, 5), (3, 2, 2)])
+def test_no_polynomial_exceeds_its_values_by_more_than_stated(degree, dims, order):
+    """The largest one for values from -1 to 1, at many points; in one dimension it is reached."""
+    points = np.stack(np.meshgrid(*[np.linspace(0, 1, 501 if dims == 1 else 31)] * dims), -1)
+    units = np.eye((degree + 1) ** dims).reshape(-1, *(degree + 1,) * dims)
+    parts = [direct(unit, order, points.reshape(-1, dims)) for unit in units]
+    largest = np.max(np.sum(np.abs(parts), axis=0))
+    bound = sup_norm_growth(degree, dims, order)
+    assert largest <= bound * (1 + 1e-12)
+    assert dims > 1 or bound < 1.01 * largest
 
 
 def test_error_of_a_lattice_value():

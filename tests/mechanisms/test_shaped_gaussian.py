@@ -114,6 +114,19 @@ def test_range_is_that_of_the_grid_before_the_map(mechanism):
     assert jax.tree.leaves(mechanism.grids(VALUE)) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int8", "bool", "float16"])
+def test_clamped_values_are_those_to_which_noise_is_added(dtype):
+    shape = shape_of(MATRIX[:2, :2], TreeSpec.of(jnp.zeros(2, dtype)), 2.0**-20, None)
+    floats = ([np.nan, 3e4],)
+    values = np.array([[-(2**31), 2**31 - 1], [-128, 127], [True, False]], np.int64)
+    for value in floats if dtype == "float16" else values:
+        value = jnp.asarray(value.astype(dtype) if dtype != "float16" else value, dtype)
+        assert shape.clamped(value).dtype == dtype
+        assert np.array_equal(shape.mapped(shape.clamped(value)), shape.mapped(value))
+    if dtype == "int32":
+        assert int(shape.clamped(jnp.full(2, 2**30))[0]) == shape.largest_value == 2**16
+
+
 def test_another_norm_is_refused():
     for norm in ("l2", "l1", lambda difference: jnp.zeros(())):
         with pytest.raises(ValueError, match="must be in the norm of a NoiseShape"):

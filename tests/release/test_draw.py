@@ -1,5 +1,6 @@
 """What is kept of a mechanism from its first release on."""
 
+import dataclasses
 import gc
 
 import jax
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax import targets
 from dpjax._core._pytree import TreeSpec
+from dpjax.random import secure_key
 from dpjax.release._draw import _DRAWS, draw_of
 
 SCALAR = TreeSpec.of(jax.ShapeDtypeStruct((), jnp.float32))
@@ -82,3 +85,40 @@ def test_a_guarantee_is_kept_without_tracers(key):
     release = mechanism(key, jnp.float32(0))
     assert float(release.guarantee.epsilon) == float(traced.guarantee.epsilon) == 1
     assert release.guarantee.notes == traced.guarantee.notes == ("seeded key",)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OfOthers:
+    """A mechanism that only keeps the protocol."""
+
+    inner: dpjax.mechanisms.AdditiveMechanism
+    zcdp = dp_event = None
+    norm = property(lambda self: self.inner.norm)
+    sensitivity = property(lambda self: self.inner.sensitivity)
+    guarantee = property(lambda self: self.inner.guarantee)
+
+    def unpaid_draw(self, key, value):
+        return self.inner.unpaid_draw(key, value)
+
+
+def test_a_mechanism_of_others_is_checked_paid_for_and_kept(key, tmp_path):
+    target, records = targets.bounded_mean(lower=0, upper=1), jnp.linspace(0, 1, 100)
+    inner = dpjax.laplace(target.sensitivity("l1", n=100), 1.0)
+    private, known = (dpjax.privatize(target, x) for x in (OfOthers(inner), inner))
+    release = private(key, records)
+    assert release.guarantee == known(key, records).guarantee
+    assert release.guarantee.notes == ("seeded key",)
+    assert release.value == known(key, records).value
+    with pytest.raises(ValueError, match="key must be one for each value"):
+        jax.vmap(lambda x: private(key, x).value)(jnp.zeros((2, 100)))
+    small = OfOthers(dpjax.laplace(0.005, 1.0))
+    with pytest.raises(ValueError, match="sensitivity is too small"):
+        dpjax.privatize(target, small)(key, records)
+    ledger = dpjax.Ledger(tmp_path / "ledger.db", epsilon=1)
+    with ledger:
+        first, again = (private(secure_key(), records, name="records") for _ in range(2))
+        with pytest.raises(dpjax.BudgetExceededError):
+            private(secure_key(), records)
+    assert first.value == again.value
+    assert ledger.spent.epsilon == 1

@@ -81,6 +81,17 @@ def test_another_target_is_refused(sampled):
         dpjax.privatize(3.0, mechanism)
 
 
+@pytest.mark.parametrize("field", ["records", "target"])
+def test_a_proof_that_lost_its_target_is_refused(field):
+    """It is about clamped records of one function, and would pass for a bound on any other."""
+    proved = dpjax.prove_sensitivity(
+        jnp.mean, jax.ShapeDtypeStruct((N,), jnp.float32), bounds=(0, 1), norm="l1"
+    )
+    mechanism = dpjax.laplace(dataclasses.replace(proved, **{field: None}), 1.0)
+    with pytest.raises(ValueError, match="target"):
+        dpjax.privatize(jnp.sum, mechanism)
+
+
 def test_same_program_under_another_name_is_accepted(sampled):
     dpjax.privatize(lambda records: jnp.mean(records["x"]), dpjax.laplace(sampled, 1.0))
 
