@@ -72,13 +72,14 @@ def _of_correlation(
     root = np.prod(np.sqrt(released), axis=-1)
     center = covariances[0] / root
     turning = (center * roots - covariances[1:] + covariances[0]) / root
-    low, high = np.quantile(turning, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    ends = [(1 - confidence) / 2, 0.5, (1 + confidence) / 2]
+    low, middle, high = np.quantile(turning, ends, axis=0)
     if simultaneous:
-        # One factor scales the intervals of all groups around their centers, such that a fraction
+        # One factor scales the intervals of all groups around their medians, such that a fraction
         # `confidence` of the draws is inside all intervals at once.
-        parts = (turning - center) / np.where(turning > center, high - center, low - center)
+        parts = (turning - middle) / np.where(turning > middle, high - middle, low - middle)
         factor = np.quantile(parts.reshape(len(parts), -1).max(axis=1), confidence)
-        low, high = center + factor * (low - center), center + factor * (high - center)
+        low, high = middle + factor * (low - middle), middle + factor * (high - middle)
     low, high = (np.where(known, np.clip(end, -1, 1), side) for end, side in ((low, -1), (high, 1)))
     return low.reshape(np.shape(value)), high.reshape(np.shape(value))
 

@@ -11,6 +11,7 @@ import pytest
 import dpjax
 from dpjax.proving import Ball, Categories, NoProofError
 from dpjax.proving._rows import norm_of
+from tables import for_each
 
 N = 100
 NUMBERS = jax.ShapeDtypeStruct((N,), jnp.float32)
@@ -101,6 +102,26 @@ def test_refusals_name_the_operation_the_line_and_a_remedy(target, match):
     with pytest.raises(NoProofError, match=match) as caught:
         dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
     assert str(caught.value).endswith("Or sample it (dpjax.sample_sensitivity)")
+
+
+@for_each(
+    "shape, dtype, bounds, match",
+    [
+        ((N,), np.float32, Ball(2.0**41), "radius of a Ball must be in"),
+        ((N,), np.float32, Categories(()), "at least one number"),
+        ((N,), np.float32, 3.0, r"must be \(low, high\), a Ball or"),
+        ((N,), np.float32, {"a": (0, 1)}, "a tree like the records"),
+        ((N,), np.float32, (1e-40, 1), "normal .not subnormal. numbers of float32"),
+        ((N,), np.float32, (0, 2.0**61), r"up to 2\^60"),
+        ((N,), np.int32, (0, 0.5), "integers in the range of int32"),
+        ((N,), np.int8, (0, 300), "integers in the range of int8"),
+        ((), np.float32, (0, 1), "a common leading axis"),
+    ],
+)
+def test_bounds_that_records_cannot_be_clamped_to_are_refused(shape, dtype, bounds, match):
+    spec = jax.ShapeDtypeStruct(shape, dtype)
+    with pytest.raises((TypeError, ValueError), match=match):
+        dpjax.prove_sensitivity(jnp.sum, spec, bounds=bounds, norm="l1")
 
 
 def test_explain_shows_every_step():

@@ -39,6 +39,29 @@ def test_an_end_is_a_correlation_under_which_the_release_is_barely_likely():
         assert abs(np.mean(side * (again - released) >= 0) - 0.025) < 0.001
 
 
+def test_intervals_of_groups_hold_at_once():
+    """In as many simulated releases as they say, they contain the correlations of all groups."""
+    columns = columns_of("middle")
+    table = dpjax.PrivateTable(
+        {**dict(zip("xy", columns, strict=True)), "g": np.arange(N) % 3}, most_rows=N
+    )
+    key = dpjax.random.seeded_key(0)
+    of = {"by": {"g": [0, 1, 2]}, "bounds": ENDS, "epsilon": 2.0, "key": key}
+    release = table.correlation("x", "y", **of)
+    matrices = np.asarray(draws_of(release.accuracy.measured, release.accuracy.facts)[1], float)
+    roots = np.sqrt(matrices[..., 0, 0] * matrices[..., 1, 1])
+    moved, value = matrices[1:, :, 0, 1] - matrices[0, :, 0, 1], np.asarray(release.value)
+
+    def share_inside(confidence, *, simultaneous):
+        low, high = release.interval(confidence, simultaneous=simultaneous)
+        below, above = ((end * roots[0] + moved) / roots[1:] for end in (low, high))
+        return np.mean(np.all((below <= value) & (value <= above), axis=1))
+
+    for confidence in (0.02, 0.95):
+        assert abs(share_inside(confidence, simultaneous=True) - confidence) < 0.001
+    assert share_inside(0.95, simultaneous=False) < 0.9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_intervals_cover_however_near_to_one(name):
