@@ -98,7 +98,7 @@ def _check_values(function, dtype):
         assert (value <= found.most).all()
 
 
-@for_each("name", ["waves", "quotient"])
+@for_each("name", ["waves", "quotient", "from the left"])
 def test_every_value_of_some_functions_is_inside_its_enclosure(name):
     _check_enclosed(FUNCTIONS[name], np.float32)
 

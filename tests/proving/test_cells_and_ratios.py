@@ -103,6 +103,7 @@ PROGRAMS = {
     "a choice between an array and itself": _chosen_from_one,
     "a jump of a sum": lambda x: jnp.floor(2 * x.sum()) - 2 * x.sum(),
     "a sum beside a choice": _reciprocal_of_a_sum,
+    "counts with the sign of a sum": lambda x: (jnp.exp(-_counts(x)) * jnp.tanh(9 * x.sum())).sum(),
     "a mean of some": lambda x: (
         ((x > 0).astype(float) * x).sum() / jnp.maximum((x > 0).sum(), 1).astype(float)
     ),
