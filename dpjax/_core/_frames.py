@@ -505,7 +505,7 @@ def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
     # With threads, Arrow would read the rest of the file into memory while a batch is being used.
     options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1, "use_threads": False}
     if getattr(getattr(source, "format", None), "default_extname", "") == "parquet":
-        # With `pre_buffer`, Arrow would keep everything that it has read of a file in memory until
+        # With `pre_buffer`, Arrow would keep in memory all parts of a file that it has read, until
         # the end of the file.
         parquet = sys.modules["pyarrow.dataset"].ParquetFragmentScanOptions
         options["fragment_scan_options"] = parquet(pre_buffer=False)

@@ -269,9 +269,9 @@ def risk_of_losses(
         largest = min(joint.get_epsilon_for_delta(left + _LEAST_DELTA), LARGEST_EPSILON)
         ideal = np.linspace(0.0, max(largest, 1e-6), _POINTS)
         found = np.asarray(joint.get_delta_for_epsilon(ideal))
-        # The delta at one epsilon may differ slightly from the same entry of an array of deltas,
-        # because dp-accounting adds up their terms in different orders. The advantage must not
-        # depend on `at_zero_only`.
+        # `at_zero` replaces `found[0]`, so that the advantage does not depend on `at_zero_only`.
+        # The two deltas may differ slightly, because dp-accounting adds up terms in a different
+        # order for an array of epsilons.
         found[0] = at_zero
     found = found * _OUTWARD + TRANSFORMS + lost
     return Risk(*_charged(ideal, found, loss, missed), basis, relation, gamma)

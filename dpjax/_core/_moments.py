@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _NOTHING = np.iinfo(np.int64).min  # The integer by which NumPy represents a missing time.
-# One second has this many of each short unit. Each long unit has this many seconds. Years and
-# months are not supported, because their lengths vary.
+# `_PER_SECOND`: how many of each short unit there are in one second. `_SECONDS`: the length of each
+# longer unit (minute, hour, day, week) in seconds. Years and months are not supported, because
+# their lengths vary.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
 _DAY = 86400.0

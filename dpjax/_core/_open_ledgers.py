@@ -248,9 +248,9 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
         return []
     # A ledger that is `given` for one release counts as the innermost block.
     around = [block.ledger for block in _AROUND.get()] + ([] if given is None else [given])
-    # A part or a share of a ledger debits the ledger itself. So if `with part:` is inside `with
-    # ledger:`, only the part is notified, and the ledger is debited once. If `with ledger:` is
-    # inside `with part:`, both are notified.
+    # A part or a share of a ledger passes its debits on to the ledger. If `with part:` is inside
+    # `with ledger:`, only the part is told of the release. Otherwise the release would debit the
+    # ledger twice. If `with ledger:` is inside `with part:`, both are told.
     own = [
         one
         for i, one in enumerate(around)

@@ -52,9 +52,10 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # The average is clipped, because rounding may move it beyond the bound. XLA may combine the two
-    # powers of two in `_shifted` to 2^128, which float32 does not have. So the average and the
-    # bound are doubled here, and the exponent of the last shift is smaller by 1.
+    # The average is clipped, because rounding may move it beyond the bound. `_shifted` multiplies
+    # by two powers of two. XLA may merge them into one factor, 2^128, which is too large for
+    # float32. So the average and the bound are doubled here, and the exponent of the last shift is
+    # smaller by 1.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 

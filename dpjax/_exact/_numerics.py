@@ -18,9 +18,9 @@ from jax.typing import ArrayLike, DTypeLike
 _LEAST = np.finfo(np.float32).tiny
 # A generous bound on the relative error of SciPy's inverse incomplete beta functions.
 _BETA_ROUNDING = 1e-9
-# A `TailBand` has a limit for each of its points. The ranks of the points grow by this factor. For
-# a number x between two points, the limit of the lower point is used. This limit exceeds a limit
-# computed for x itself by at most about this factor.
+# A `TailBand` has several points, and a limit for each point. The rank of each point is `_RATIO`
+# times the rank of the point before. A number x between two points gets the limit of the lower
+# point. That limit is at most about `_RATIO` times the limit that would be computed for x itself.
 _RATIO = 1.05
 # A bound on the relative rounding error of a sum of products of numbers in [0, 1].
 _SUM = 1e-12
@@ -108,7 +108,8 @@ def bisected(
 
     # Under `shard_map`, if the results of a loop vary over devices, the initial carry must be an
     # array that varies, too. So the first digit is computed from the data, before the loop. The
-    # count before the first digit is a scalar 0, because XLA would fold a constant array of zeros.
+    # count starts as the scalar 0. It is not an array of zeros, because XLA would fold that
+    # constant at compile time.
     return lax.fori_loop(1, digits, digit, digit(0, jnp.int32(0)))
 
 

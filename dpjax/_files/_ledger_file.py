@@ -204,9 +204,9 @@ def _link(last: str, text: str) -> str:
 
 
 _APPLICATION = 0x64704A4C  # "dpJL" in ASCII, SQLite's application ID in the header of the file.
-# Connections that a child process inherited by a fork that Python did not report. If the child used
-# or closed such a connection, it would release the parent's locks. So they are stored here, open
-# and unused.
+# If code forks a process without Python's fork hooks, the child inherits the parent's connections.
+# If the child used or closed one of them, it would release the parent's locks. So this list keeps
+# these connections open and unused.
 _INHERITED: list[sqlite3.Connection] = []
 
 
@@ -364,8 +364,9 @@ class LedgerFile:
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
         """Verifies the new entries, and that all entries that were read before still exist."""
-        # The mark is read before the entries. So the entry of the mark must be among them. SQLite
-        # reads nothing at "BEGIN", and after "BEGIN IMMEDIATE" no other process moves the mark.
+        # The mark is read before the entries. So the entry that the mark names must be among them.
+        # After "BEGIN", SQLite reads the entries only at the first query, which runs after the mark
+        # is read. After "BEGIN IMMEDIATE", no other process can move the mark.
         mark, entries = Mark.read(self._mark), self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
         # The last verified entry is read again. If the file was replaced by an older copy, this
@@ -457,7 +458,8 @@ class LedgerFile:
             raise
         self._connection = connection
         # If this ledger is part of a reference cycle, Python may finalize the connection before the
-        # ledger. So the connection is closed by a weak reference, which Python clears first.
+        # ledger. So `weakref.finalize` closes the connection: Python calls `_close` before it
+        # finalizes any object of the cycle.
         self._closing = weakref.finalize(self, _close, connection, os.getpid())
         # Moves the mark up to the last entry. If the mark cannot be written, the call fails here,
         # before any debit.

@@ -128,7 +128,8 @@ def _copy(array: Any) -> Any:
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
-# Functions in the modules above that read files or settings, or that return objects which do.
+# Functions in the modules above that read files or settings, or whose results read files or
+# settings when they are used.
 _IMPURE = names(
     "array2string array_repr array_str finfo from_dlpack frombuffer fromfile get_printoptions",
     "iinfo load printoptions save savez set_printoptions",
@@ -173,8 +174,9 @@ _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
 # If a function uses a longer tuple, the contents of the function count as unknown, because reading
 # the tuple could take longer than a trace.
 _LONGEST = 16
-# Suffixes of the bytecode instructions that assign attributes or variables of an outer scope,
-# import modules, or define classes, in all versions of Python.
+# The name of a bytecode instruction ends with one of these suffixes if the instruction assigns an
+# attribute or a global variable, imports a module, or defines a class. The suffixes cover all
+# versions of Python.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 

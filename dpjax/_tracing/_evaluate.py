@@ -243,9 +243,10 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
 # values of neighboring databases could differ by more than was proved or sampled.
 #
 # This file computes 8-bit arithmetic in 32 bits, and wraps results to 8 bits before the cast. An
-# extremum is NaN if one of its operands is NaN. Arithmetic on bfloat16 runs in float32, and is
-# converted by bit operations, so that YNNPACK never sees bfloat16. With these replacements, results
-# do not depend on the operations around them. `prove_sensitivity` assumes these results.
+# extremum is NaN if one of its operands is NaN. Arithmetic on bfloat16 is done in float32. Bit
+# operations convert the numbers to float32 and back, so that YNNPACK never sees bfloat16. With
+# these replacements, results do not depend on the operations around them. `prove_sensitivity`
+# assumes these results.
 
 
 def _may_differ(equation: Equation) -> bool:

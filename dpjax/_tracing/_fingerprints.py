@@ -35,8 +35,8 @@ _Piece = bytes | Any
 # function is traced again, most of its inner jaxprs have been encoded before.
 _KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDictionary()
 _BY_TEXT = frozenset((str, int, bool, type(None)))
-# Packages whose types are immutable when they occur as parameters, because JAX uses parameters as
-# keys of its caches.
+# If a parameter of an equation has a type from one of these packages, the parameter is immutable.
+# JAX uses such parameters as keys of its caches, so they must not change.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
 # Types from these packages that have occurred. A value of such a type is identified by its `repr`.
 _TYPES_BY_TEXT = set[type]()

@@ -282,8 +282,9 @@ def ended_when_stopped(
 def _stop() -> None:
     global _stops
     with _LOCK:
-        # The counter is increased before any subprocess is ended. So when a subprocess ends, the
-        # call that waits for it knows that it was stopped.
+        # The counter is increased before any subprocess is ended. When a subprocess ends, the
+        # waiting call compares the counter with its earlier value. So the call finds out whether
+        # `_stop` ended the subprocess.
         _stops += 1
         for end in tuple(_ends):
             end()
@@ -396,9 +397,10 @@ class Tracing:
     settings: list[object]
 
 
-# The program that is being traced. JAX's caches have this user context in their keys. Otherwise, if
-# two programs call one `jit` function, JAX would reuse its trace from the first program, and that
-# trace refers to the `origin` of the first program.
+# The program that is being traced. It is a JAX user context, so it is part of the keys of JAX's
+# caches. Suppose that two programs call the same `jit` function. Without this context, JAX would
+# reuse the function's trace from the first program, which refers to the `origin` of the first
+# program.
 TRACING = jax.make_user_context(None)
 
 

@@ -385,8 +385,8 @@ def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
         {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
         & variables.keys()
     )
-    # Submodules of installed packages whose names occur in the code. The code may access these
-    # submodules as attributes.
+    # The code may access a submodule as an attribute of an installed package. `imports` contains
+    # each submodule whose name occurs in the code.
     modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
     packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
     inside = [module for module in list(sys.modules) if module.startswith(packages)]

@@ -30,8 +30,8 @@ from dpjax._tracing._walks import Equation, equations, primitives, reached_from
 
 T = TypeVar("T")
 
-# The largest number of compiled functions in a cache, and of programs of one function (one for each
-# combination of argument shapes).
+# A cache keeps at most this many compiled functions. For each function, it keeps at most this many
+# programs: one program for each combination of argument shapes.
 _MOST_KEPT = 64
 # Primitives that run code outside of JAX. Primitives with "callback" in their names do so, too.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
@@ -312,8 +312,8 @@ def _unchanging(
     contents = contents_of(function)
     if contents is None or not is_plain(arguments):
         return None
-    # All settings of JAX are part of the key. JAX's own caches ignore some settings, such as how
-    # keys are made.
+    # All settings of JAX are part of the cache key. JAX's own caches ignore some settings, for
+    # example how random keys are made.
     key = name, contents, tuple(jax.config.values.values())
     try:
         kept = _UNCHANGING.get(key)
@@ -323,8 +323,8 @@ def _unchanging(
         if len(_UNCHANGING) >= _MOST_UNCHANGING:
             _UNCHANGING.clear()
         kept = _UNCHANGING.setdefault(key, Unchanging(name, function))
-    # The cached function object may have been changed after it was cached. `function` certainly has
-    # the contents that were just read.
+    # The cached function may have been modified since it was cached. The contents of `function`
+    # were read just now, so `function` matches the key.
     kept.function = function
     return kept
 
@@ -479,7 +479,8 @@ def needs_no_values(name: str) -> Generator[None, None, None]:
                 " decorated with functools.lru_cache, because arrays are not hashable. Remove the"
                 " decorator"
             ) from error
-        # JAX raises a plain TypeError with these words if a shape is traced.
+        # If a shape is traced, JAX raises a plain TypeError whose message contains "concrete
+        # values".
         if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
             raise
         asked, *_ = str(error).splitlines()

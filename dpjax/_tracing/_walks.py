@@ -29,9 +29,9 @@ _CALLS = JITS | names("closed_call custom_jvp_call custom_vjp_call checkpoint re
 # A function of an operation and its operands. It returns the outputs, or None to leave the
 # operation as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
-# Caches inner jaxprs after replacement, by the original jaxpr. So equal calls return the same
-# object, and JAX neither traces nor compiles it again. The mesh is part of the key, because the
-# types in a jaxpr contain it.
+# A cache that maps each inner jaxpr to the jaxpr after replacement. So equal calls return the same
+# object, and JAX does not trace or compile that object again. The mesh is part of the key, because
+# the types in a jaxpr contain it.
 _Kept: TypeAlias = weakref.WeakKeyDictionary[Program, Program]
 _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdict(
     weakref.WeakKeyDictionary
@@ -40,7 +40,8 @@ _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdi
 _EQUATIONS: weakref.WeakKeyDictionary[jex.Jaxpr, list[Equation]] = weakref.WeakKeyDictionary()
 
 
-# The abstract value (shape and dtype) of a variable or literal. JAX does not declare its type.
+# Returns the abstract value (shape and dtype) of a variable or literal. The value has the type
+# `Any`, because JAX does not annotate the attribute `aval`.
 aval: Callable[[Atom], Any] = operator.attrgetter("aval")
 
 

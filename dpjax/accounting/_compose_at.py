@@ -25,8 +25,8 @@ from dpjax.accounting._concentrated import concentration, guarantee_of, zcdp_to_
 
 CompositionMethod = Literal["drv", "kov", "optimal", "zcdp", "renyi", "pld"]
 _OUTWARD = 1 + 1e-12
-# A bound on two relative rounding errors. The sums of dp-accounting have up to 10^5 terms. Optimal
-# composition has an error of 2^-50 for each release.
+# A bound on the relative rounding error of dp-accounting, whose sums have up to 10^5 terms. It also
+# bounds the relative rounding error of optimal composition: 2^-50 for each release.
 _ROUNDING = 1e-9
 
 

@@ -223,7 +223,8 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     first, *others = guarantee.events
     gamma, confidence = joint(guarantee.events)
     # A guarantee without a confidence is marginal: its gamma includes the probability that the
-    # sampling went wrong. Then one event must be marginal, too, so that compositions are marginal.
+    # sampling went wrong. If the guarantee is marginal but no event is, the first event is made
+    # marginal, so that compositions with this guarantee are marginal, too.
     if guarantee.confidence is None and confidence is not None:
         first = _as_marginal(first)
         gamma, confidence = joint((first, *others))
@@ -231,9 +232,9 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     stated_gamma = Fraction(float(guarantee.gamma))
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
     if confidence is None:
-        # At least one event has no confidence, so `joint` added every 1 - confidence to gamma. The
-        # same is done here with the fields of the guarantee, so that the two gammas can be
-        # compared.
+        # At least one event is marginal, so `joint` added 1 - confidence of each of the other
+        # events to gamma. Here, too, 1 - confidence of the guarantee is added to its gamma, so that
+        # the two gammas can be compared.
         stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
         more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))

@@ -257,7 +257,8 @@ class DpSgdRun(NamedTuple):
                 f" got {sampling.rate}: use balls_in_bins_sampling"
             )
         # In separated sampling, it is secret which batches a record joins. Only simulations make
-        # use of this. The formulas here assume that a record joins whenever it may join: rate 1.
+        # use of this secrecy. The formulas here assume the rate 1: a record joins every batch that
+        # it is allowed to join.
         separated = sampling.kind == "separated"
         rate, share = sampling.rate, share_of_batches(sampling.rate, groups)
         drawn = _Drawn(sampling.kind, sampling.n, 1.0 if separated else rate, sampling.capacity)

@@ -16,14 +16,14 @@ _OUTWARD = 1 + 1e-9
 # A search must return a noise multiplier whose epsilon is at least this fraction of the requested
 # epsilon.
 _MET = 0.99
-# Settings (a, b) of all searches except the last. Loss intervals are a times as wide as in the last
-# search. The logarithm of the noise multiplier is found to a precision of b. Each search starts
-# from the result of the search before.
+# Settings (`coarseness`, `within`) of all searches except the last. The loss intervals are wider
+# than in the last search by the factor `coarseness`. The logarithm of the noise multiplier is found
+# to the precision `within`. Each search starts from the result of the search before.
 _COARSE = ((32.0, 0.05), (8.0, 2e-3))
 _WITHIN = 1e-3
-# Wide intervals may overestimate the slope of log epsilon against the log of the noise multiplier.
-# Then steps toward the root are too short. If the estimate is 5 or more, a step might even end no
-# nearer to the root. So larger estimates are reduced to this maximum.
+# If intervals are wide, the estimated slope of log epsilon against the log of the noise multiplier
+# may be too large. Then steps toward the root are too short. At an estimate of 5 or more, a step
+# might not come any nearer to the root. So estimates above this maximum are reduced to it.
 _STEEPEST = 3.0
 
 
@@ -107,8 +107,8 @@ def dp_sgd_noise_multiplier(
             f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta{other}"
         )
     if method == "renyi":
-        # Renyi divergences are computed without loss intervals. So there are no faster searches
-        # with wide intervals, and this is the only search.
+        # Other methods search first with wide loss intervals, which is fast, and then with narrow
+        # ones. Renyi divergences are computed without loss intervals, so one search is enough.
         z = math.exp(_search(run.epsilon, target, 0.0, 0.0, _WITHIN).enough.at)
         # If the best order is the largest of the orders that are tried, epsilon jumps as a function
         # of the noise multiplier.

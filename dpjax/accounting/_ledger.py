@@ -468,8 +468,8 @@ class Ledger(Account):
 
     def _shares(self, units: Amount, part: Fraction, count: int) -> list[Share]:
         epsilon, delta = (math.floor(part * unit) for unit in units)
-        # If the budget has a delta, the share is converted to the mu of Gaussian noise. For smaller
-        # shares, float64 is too inaccurate.
+        # If the budget has a delta, the share is converted to the mu of Gaussian noise. For an
+        # epsilon below `least`, float64 is too inaccurate for this conversion.
         least = 10 ** (EPSILON_DIGITS - 6) if self._file.chain.budget[1] else 1
         if epsilon < least or (delta == 0 and self._file.chain.budget[1] > 0):
             raise BudgetExceededError(
@@ -489,7 +489,7 @@ class Ledger(Account):
 
     def record(self, release: Payment, price: Amount | None = None) -> None:
         """Pays for a release that is about to be drawn: `price`, or the cost of its guarantee."""
-        # If a user set gamma by hand, the guarantee does not tell which sampling gamma belongs to.
+        # If a user set gamma by hand, the guarantee does not say from which sampling gamma comes.
         # `compose` then adds a sampling with a random identity, and the file stores this identity.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)

@@ -106,7 +106,8 @@ class Parts:
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
 
     def __enter__(self) -> Self:
-        # The ledger itself pays for releases in the block that do not name a part.
+        # If a release in the `with` block does not belong to one of the parts, the ledger itself
+        # pays for the release.
         self._rest = paying_for_the_rest(self._ledger)
         self._rest.__enter__()
         return self
@@ -204,7 +205,8 @@ class Part(Account):
         return super().keep(self._of_part(request), release)
 
     def _of_part(self, request: Request) -> Request:
-        # The part is hashed into the fingerprint, so that equal requests on different parts differ.
+        # The part is hashed into the fingerprint, so that the same request has a different
+        # fingerprint on each part.
         words = repr((self._column, self.part, request.fingerprint))
         return request._replace(fingerprint=hashlib.sha256(words.encode()).hexdigest())
 

@@ -13,8 +13,8 @@ from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.accounting._composition import concrete
 
-# The least expected number of false positives. An estimate from fewer false positives is mostly
-# noise.
+# The expected number of false positives must be at least this number. An estimate from fewer false
+# positives is mostly noise.
 _LEAST_FALSE_POSITIVES = 10
 
 
@@ -96,10 +96,11 @@ class RocCurve:
         error = (1 - self.confidence) / 4
         # Let t be the threshold whose false positive rate is exactly `rate`. The number B of
         # non-members with scores above t is binomial. Rank 1 is the highest score of a non-member.
-        # Probably, B is at least `surely_below`. Then the score of rank `surely_below` is above t.
-        # As a threshold, this score has a false positive rate of at most `rate`. Probably, B is
-        # also less than `surely_above`. Then the score of rank `surely_above`, as a threshold, has
-        # a false positive rate of at least `rate`.
+        # With probability at least 1 - `error`, B is at least `surely_below`. In this case, the
+        # score of rank `surely_below` is above t. As a threshold, this score has a false positive
+        # rate of at most `rate`. With probability at least 1 - `error`, B is less than
+        # `surely_above`. In this case, the score of rank `surely_above`, as a threshold, has a
+        # false positive rate of at least `rate`.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -293,7 +294,8 @@ def guessing_bound(guarantee: Guarantee | Risk, *, categories: int = 2) -> float
             f"categories must be 2 under {promised.relation}, got {categories}: a record is either"
             " present or absent"
         )
-    # Both terms are divided by e^epsilon, because e^epsilon might overflow.
+    # The numerator and the denominator of the bound are divided by e^epsilon, because e^epsilon
+    # might overflow.
     if isinstance(promised, Risk):
         epsilons, deltas = promised.epsilons, promised.deltas
     else:

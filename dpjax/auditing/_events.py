@@ -14,8 +14,8 @@ from dpjax.auditing import _outputs as features
 from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
 _COORDINATES = 8  # At most this many numbers of an output have scores of their own.
-# Log likelihood ratios are rounded to this fraction of the largest ratio, so that ratios that
-# differ only by rounding become equal.
+# Log likelihood ratios are rounded to multiples of `_RESOLUTION` times the largest ratio, so that
+# ratios that differ only by floating-point errors become equal.
 _RESOLUTION = 2.0**-10
 _NAMED = 3  # A description names at most this many kinds of output.
 
@@ -362,8 +362,8 @@ class _Tally:
 
     score: Score
     thresholds: np.ndarray
-    # Shape (2, 2, thresholds): the first axis is for value and neighbor, and the second for "at
-    # least" and "at most" the threshold.
+    # Shape (2, 2, thresholds). The first index selects the value or its neighbor. The second index
+    # selects the number of scores that are at least the threshold, or at most the threshold.
     counts: np.ndarray
 
 
@@ -419,7 +419,8 @@ class _Threshold:
 def _thresholds(sample: np.ndarray) -> np.ndarray:
     distinct = np.unique(sample)
     if len(distinct) <= _EVEN + 2 * _TAIL:
-        # If all scores are NaN, no output is in any event, whatever the threshold.
+        # If all scores are NaN, the event of every threshold is empty, so one arbitrary threshold
+        # is enough.
         return distinct if len(distinct) else np.zeros(1)
     ends = np.geomspace(1, len(sample), _TAIL) - 1
     ranks = np.concatenate([np.linspace(0, len(sample) - 1, _EVEN), ends, len(sample) - 1 - ends])

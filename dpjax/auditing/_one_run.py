@@ -121,7 +121,8 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     if v == 0:
         return 1.0
     binomial = scipy.stats.binom(r, 1 / (1 + math.exp(-epsilon)))
-    # This is P(v - i <= B < v) for i = 1, ..., v.
+    # For i from 1 to v, `below[i - 1]` is P(v - i <= B < v), where B has the distribution
+    # `binomial`.
     below = np.cumsum(binomial.pmf(np.arange(v - 1, -1, -1)))
     likelier = float(np.max(below / np.arange(1, v + 1)))
     return (float(binomial.sf(v - 1)) + 2 * m * delta * likelier) * (1 + _ROUNDING)

@@ -320,8 +320,8 @@ def _power(lowest: int) -> str:
 # There are only a few batch sizes, so that audits with different numbers of samples share compiled
 # programs.
 _BATCHES = (2**10, 2**14, 2**17)
-# The largest number of floats or integers in one batch, and in each of the two samples from which
-# events are learned and chosen.
+# The largest number of floats or integers in one batch. The limit also holds for two samples.
+# Events are learned from one sample, and the other determines which of these events are tested.
 _MOST_NUMBERS = 2**24
 
 

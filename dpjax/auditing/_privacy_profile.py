@@ -170,7 +170,8 @@ _FAMILIES = {"laplace": laplace, "range": bounded_range, "pure": pure}
 # The epsilons in the printed table, as multiples of the sum of the epsilons of all releases.
 _MULTIPLES = (0, 0.25, 0.5, 1, 1.5, 2, 4)
 _POINTS = 1000  # The number of epsilons in a `Risk`. More of them only make it tighter.
-# The gamma that determines the number of probes if no sensitivity was sampled.
+# The smallest gamma of the sampled sensitivities determines the number of probes. If no sensitivity
+# was sampled, `_GAMMA` is used instead.
 _GAMMA = 0.05
 
 

@@ -182,8 +182,8 @@ def other_pairs(key: Key) -> Key:
     return key
 
 
-# Every sampled pair of databases has a key. To draw the noise of a release about the pair, this
-# number is folded into the key. Other numbers are folded in to draw the pair's position and
+# Every sampled pair of databases has a key. This number is folded into the pair's key to draw the
+# noise of a simulated release. Other numbers are folded in to draw the pair's position and
 # rotation.
 _NOISE = 2
 # [0, 1] is divided into this many equal cells. Uniform numbers are the upper ends of cells, which
@@ -191,7 +191,7 @@ _NOISE = 2
 _CELLS = 2**24
 # Bounds on the relative and the absolute error of a device's logarithm.
 LOG_ERROR = 2.0**-16, 2.0**-18
-# A bound on the error of a device's quantile z of the normal distribution, relative to 1 + |z|.
+# A bound on the error of a normal quantile z that a device computes, relative to 1 + |z|.
 QUANTILE_ERROR = 2.0**-14
 # An upper bound on the finite normal quantiles at the ends of cells.
 _LARGEST_NORMAL = 6.0

@@ -377,8 +377,8 @@ def _simulated(
     key_pilots, key_databases = jax.random.split(key)
     pilots = jax.random.split(key_pilots, _PILOTS)
     spec = jax.ShapeDtypeStruct((), key.dtype)
-    # The oracle and the score are traced, because programs with equal fingerprints are compiled
-    # once.
+    # Tracing gives the oracle and the score fingerprints. Programs with equal fingerprints are
+    # compiled only once.
     drawn = Program.trace("oracle", lambda key: oracle(key, n), spec)
     scored = _program_of(score, drawn.outputs.tree())
     scores = _scores_of_drawn(pilots, oracle=drawn, score=scored)

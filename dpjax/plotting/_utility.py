@@ -89,7 +89,8 @@ def utility(
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
         raise ValueError(f"data must not be empty, and the coordinates of {x!r} must be numbers")
-    # Every array gets axes for rows, columns and curves, even if there is only one of these.
+    # Every array gets one axis for rows, one for columns and one for curves. An axis may have
+    # length 1.
     values = values.reshape(
         *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]
     )

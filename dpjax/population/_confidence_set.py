@@ -86,8 +86,9 @@ class Simulation:
             key: Key, observed: jax.Array, thetas: jax.Array, blocks: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
             def step(i: jax.Array, found: Any) -> Any:
-                # Every theta gets a copy of the same key. To protect releases, a mechanism refuses
-                # several values under one unbatched key. Here no value is private.
+                # Every theta gets its own copy of the key, because a mechanism refuses a batch of
+                # values with one unbatched key. Reusing a key would endanger real releases. Here no
+                # value is private, so reusing the key is harmless.
                 keys = jnp.broadcast_to(key, thetas.shape[1:2])
                 new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
                 return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)

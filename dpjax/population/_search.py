@@ -160,7 +160,8 @@ _UNITS = 2**22  # The corners of cells are multiples of 1 / _UNITS.
 _FIRST = (32, 8, 4, 2, 2, 1)  # The number of initial cells along each axis, for 1 to 6 axes.
 # A search evaluates about this many points in addition to those of the initial cells.
 _POINTS = 3000
-# At most this many cells are split at a time for each end of each axis: those that reach farthest.
+# At each step, for each end of each axis, the cells that reach farthest toward this end are split.
+# At most this many cells are split for each end.
 _CHOSEN = 16
 _BATCH = 64
 # Margins are evaluated at some points of a cell. The range of these margins is extended on both

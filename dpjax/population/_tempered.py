@@ -30,7 +30,7 @@ WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 _KICKS = 16  # The number of steps of a path that follows the derivative.
 _MOST_TRIES = 12  # The largest number of points that are tried on an ellipse.
-# To move a particle of length d, d + RANDOM normal numbers are drawn.
+# One move of a particle with d coordinates draws d + RANDOM normal numbers.
 RANDOM = 2 + _MOST_TRIES
 
 
@@ -277,7 +277,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
     def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
-        # The bisection tries `high` first: the increase that raises the power to 1.
+        # The bisection tries `high` first. This increase raises the power to 1.
         middle = jnp.where(i == 0, high, (low + high) / 2)
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)

@@ -384,7 +384,8 @@ class Plan:
         """Returns the sensitivity of the marginal of `columns` in the given norm."""
         counts = self.of_rows(histogram_query(self.cells(columns)))
         known = counts.sensitivity(norm, relation=self.relation)
-        # Without the allowance for float rounding, because the values are integers.
+        # The returned sensitivity has no allowance for float rounding, because the values are
+        # integers.
         plain = assume_sensitivity(known.value, norm=norm, relation=known.relation)
         return dataclasses.replace(plain, privacy_unit=known.privacy_unit, notes=known.notes)
 

@@ -164,8 +164,9 @@ def group_keys(
         noisy = _noisy(key, counts, mechanism, size.shape[0])
         published = (counts > 0) & (noisy >= threshold)
         keys = zip(counted.named(of_group[published]), noisy[published], strict=True)
-        # A first pass over batches counts keys by their words, and a second pass finds their
-        # texts. If the batches have changed in between, the text of a key may be missing (None).
+        # Keys are encoded as integer words. A first pass over the batches counts the encoded keys,
+        # and a second pass finds the text of each key. If the batches have changed in between, a
+        # text may be missing (None).
         return _as_arrays(sorted((key, count) for key, count in keys if key is not None))
 
     about = (size.shape, counted.shape, counted.are_numbers, at_most, epsilon, delta)
@@ -339,8 +340,8 @@ def _sorted_counts(
     return keys[:-1], np.bincount(place, minlength=len(order) + 1)[:-1].astype(np.int32)
 
 
-# New rows wait to be merged with the distinct rows found so far. The merge starts when more than
-# `_FEW` new rows wait, and more new rows wait than distinct rows were found.
+# New rows wait to be merged with the distinct rows found so far. The merge starts when the number
+# of waiting rows exceeds both `_FEW` and the number of distinct rows found so far.
 _FEW = 2**20
 
 

@@ -282,8 +282,8 @@ def _share_of(
         each = [mechanism] * releases
         return mechanism, compose_at(*each, delta=delta, method="zcdp", dims=dims)
 
-    # The bisection starts from an equal fraction of epsilon, which is small enough by basic
-    # composition.
+    # The bisection looks for the epsilon of one release. It starts from epsilon / `releases`, which
+    # is small enough by basic composition.
     enough, too_much = epsilon / releases * (1 - 1e-9), epsilon
     try:
         for _ in range(30):

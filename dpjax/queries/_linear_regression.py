@@ -224,7 +224,8 @@ def _line_of(text: str) -> Callable[..., dict[str, jax.Array]]:
 def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
     """Returns the regression line, and the matrix of the normal equations, with regularization."""
     size = len(moments.mean)
-    # The averages of (1, x) (1, x, y)^T, in units of the radii. The regularization is added below.
+    # The averages of the products (1, x) (1, x, y)^T, where x and y are divided by their radii. The
+    # regularization is added below.
     one, mean = jnp.ones((1, 1)), moments.mean[None]
     products = jnp.block([[one, mean], [mean.T, moments.second]])
     penalty = jnp.full(size, facts["regularization"]).at[0].set(0)

@@ -38,8 +38,9 @@ _USUAL_CELLS = 2**12
 # The search looks for quantiles whose rank differs from the lowest and highest rank by at least
 # this many noise scales. This distance is limited to a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
-# Records are counted between thresholds around a selected edge. The nearest thresholds suit records
-# that are this many times as dense as on average. Farther thresholds suit less dense records.
+# Records are counted between thresholds around a selected edge. The nearest thresholds work best if
+# the density of records near the edge is `_DENSEST` times the average density. Farther thresholds
+# work best for lower densities.
 _DENSEST = 8
 _TRUSTED = 0.8  # The confidence of the intervals to which estimates are clipped.
 # A bound on rounding errors in float32, as a fraction of max(|lower|, |upper|).

@@ -72,9 +72,9 @@ def _of_mean(
     return first, last
 
 
-# Let U be the sum of the numbers' distances from the upper end, and L that from the lower end. This
-# matrix maps (U, L) to the scaled count, (U + L) / 2, and to the sum of the differences from the
-# middle, (L - U) / 2.
+# Let U be the sum of the numbers' distances from the upper end, and let L be the sum of their
+# distances from the lower end. This matrix maps (U, L) to the scaled count, (U + L) / 2, and to the
+# sum of the differences from the middle, (L - U) / 2.
 _FROM_ENDS = np.array([[0.5, 0.5], [-0.5, 0.5]])
 
 
@@ -406,9 +406,9 @@ def _of_draws(
     distances = jax.tree.map(distance, draws, value)
     reach = jax.tree.map(lambda x, r: np.maximum(np.sort(x, axis=0)[rank], r), distances, least)
     if simultaneous:
-        # In each draw, the distance from each released number is divided by the half-width of that
-        # number's interval. The factor for all half-widths is a quantile, over the draws, of the
-        # largest of these ratios.
+        # In each draw, the distance between a released number and its drawn counterpart is divided
+        # by the half-width of the released number's interval. The factor for all half-widths is a
+        # quantile, over the draws, of the largest of these ratios.
         numbers = jax.tree.leaves((distances, errors)), jax.tree.leaves((reach, error))
         ratios = [np.divide(x, r, where=r > 0, out=0 * x) for x, r in zip(*numbers, strict=True)]
         flat = np.concatenate([x.reshape(_DRAWS, -1) for x in ratios], axis=1)

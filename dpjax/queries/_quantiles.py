@@ -46,7 +46,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     grid: np.ndarray
 
     norms = ("linf",)
-    # Whether the number of scored records is private even under replace-one, as for groups.
+    # Whether the number of scored records is private even under replace-one. It is private if
+    # records are scored in groups, because a replaced record may change its group.
     _n_is_private: ClassVar = False
 
     @property
@@ -305,8 +306,8 @@ def _between_quantiles(
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))
-        # The suggested release has three quantiles, which share epsilon. The two outer ones must be
-        # correct.
+        # The suggested release has three quantiles, which share epsilon. The interval is correct if
+        # the two outer quantiles are within their error bounds.
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
             f"one quantile alone has no interval: at confidence {confidence:g}, the released number"

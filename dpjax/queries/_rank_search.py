@@ -32,13 +32,14 @@ from dpjax.release._mechanism import SensitivityMechanism
 _SEARCH_ONE, _SEARCH = 1 / 2, 1 / 3
 # This factor covers the rounding of noise scales to float32, and costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
-# A score below -_WORST is replaced by -_WORST. For a node with `share` a / b, the score of an edge
-# is -b for each rank that separates the edge from the wanted rank. So an edge whose score is
+# A score below -_WORST is replaced by -_WORST. At a node with `share` a / b, the score of an edge
+# is -b times the number of ranks between the edge and the wanted rank. So an edge whose score is
 # replaced is at least 10^6 ranks away.
 _WORST = 2**30
 _LEAST_LARGEST = 1000  # A denominator b up to this number is allowed for any capacity.
 # Thresholds lie on both sides of a selected edge, at growing distances from it. On each side, the
-# distance doubles up to threshold `_NEAR`. Then each distance is `_GROWTH` times the previous one.
+# distances of the first `_NEAR` thresholds grow by a factor of 2. The distances of the other
+# thresholds grow by a factor of `_GROWTH`.
 _NEAR, _GROWTH = 5, 4
 
 

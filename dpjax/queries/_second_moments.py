@@ -111,8 +111,8 @@ def products_query(
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
     count, radius = len(entries[0]), 2.0**radius_bits
-    # z consists of the weight, at index 0, and of the vectors that are clipped to balls. So the
-    # largest index bounds the dimension of each vector.
+    # The vector z starts with the weight, at index 0. The vectors that are clipped to balls follow.
+    # So the dimension of each of these vectors is at most the largest index.
     edge = 0 if in_cube else edge_of_ball(int(np.max(entries)), radius_bits) * radius
     is_square = (entries[0] == entries[1]) & (entries[0] > 0)
     clipped = as_cube if in_cube else in_ball
@@ -321,7 +321,8 @@ _POWERS = {1: ((1, 1), (-1, 1), (0, 0)), 2: ((1, 1, 1), (-1, 0, 1), (1, -1, 1))}
 # `_shares` increases the error of a share by at most this much, in units of 2^-30.
 _ERROR = 385
 # Up to this many coordinates, sums of products may be computed from cells. With more coordinates,
-# they would add up the noise of too many cells. Then noise is added to the sums of products.
+# sums computed from cells would contain the noise of too many cells. So noise is added directly to
+# the sums of products instead.
 _MOST_IN_CUBE, _MOST_IN_BALL = 3, 2
 
 
@@ -510,8 +511,9 @@ def moments_of(
 
 # `_line_query` sums the products of the coordinates of z = (3/4, x, y). If the first coordinate is
 # smaller, z is shorter, so all entries get less noise. But the sums of x and y are multiplied by
-# the first coordinate, so their relative noise grows. Noise on products matters more, because the
-# regression divides products by the variance of x, which is small in units of the radius.
+# the first coordinate, so their relative noise grows. Noise on products matters more: the
+# regression divides products by the variance of x, and this variance is usually much smaller than
+# the square of the radius.
 _WEIGHT = Fraction(3, 4)
 # If x has at most this many columns and the noise is Laplace, sums of Bernstein polynomials are
 # more accurate than sums of products. More columns would have too many polynomials.

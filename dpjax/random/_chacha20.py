@@ -45,8 +45,8 @@ CHUNK, _GPU_CHUNK = 4112, 2**21
 # takes.
 _MANY_LANES = 2**10
 # Arrays whose addresses differ by multiples of 4 KiB compete for the same sets of the cache. So a
-# CPU takes twice as long for 4,096 lanes as for 4,112. Numbers of lanes that are multiples of this
-# number are padded.
+# CPU takes twice as long for 4,096 lanes as for 4,112. If the number of lanes is a multiple of
+# `_PAGE_LANES`, lanes are added as padding.
 _PAGE_LANES = 2**10
 
 
@@ -333,8 +333,8 @@ def in_chunks(
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
-    # The zeros are computed from the arrays, so that they vary over the same devices as the
-    # results, as a loop under `shard_map` requires.
+    # The initial values of a loop under `shard_map` must vary over the same devices as its results.
+    # So the initial zeros are computed from the arrays.
     firsts = (x.reshape(-1)[0].astype(jnp.uint32) for x in arrays)
     zero = functools.reduce(jnp.bitwise_or, firsts) & np.uint32(0)
     empty = jax.tree.map(

@@ -174,8 +174,8 @@ class Calibration:
         known, grid = self._in(compute, numpy), _power(exponent, compute, numpy)
         # The second condition makes the denominator in `_needed` larger than 1/2.
         usable = is_usable(known.scale) & (4 * known._loss(lattice) < known.epsilon)
-        # Integers are not rounded, so their step is 1. But for integers, too, `_needed` uses the
-        # grid of the float leaves, because one sensitivity bounds the changes of all leaves
+        # Integers are not rounded, so their step is 1. However, `_needed` uses the grid of the
+        # float leaves even for integers, because one sensitivity bounds the changes of all leaves
         # together.
         step = grid if floating else numpy.ones_like(grid)
         exponent = exponent if floating else numpy.zeros_like(exponent)
@@ -187,7 +187,8 @@ class Calibration:
         if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
             return False
         found = self.fit(lattice, dtype)
-        # A draw may round the same numbers differently, and its divisor may be smaller by 1.
+        # When noise is drawn, the same numbers may be rounded differently. So the divisor may then
+        # be smaller by 1 than the divisor found here.
         return bool(found.scale > 0) and int(found.divisor) << int(found.shift) >= 2
 
     def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
@@ -261,8 +262,8 @@ def largest_epsilon(missed: Scalar, delta: _Number, numpy: ModuleType = np) -> _
     (1 + e^epsilon) * `missed` to delta.
     """
     # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this is for the omitted
-    # outcomes. They add at most 2 e^epsilon * missed to delta. Setting this bound equal to the half
-    # gives the largest epsilon.
+    # outcomes. They add at most 2 e^epsilon * missed to delta. At the largest epsilon, this bound
+    # equals half of the reserved part: 2^-25 min(delta, 1 - delta).
     return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 

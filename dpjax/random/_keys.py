@@ -219,8 +219,9 @@ class KeyLedger(OpenLedger):
         self._connection = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False
         )
-        # In a reference cycle, Python may finalize the connection before this ledger, but it clears
-        # weak references first.
+        # If this ledger is part of a reference cycle, Python may finalize the connection before the
+        # ledger. So `weakref.finalize` closes the connection: Python calls `close` before it
+        # finalizes any object of the cycle.
         weakref.finalize(self, self._connection.close)
         with self._connection:
             self._connection.execute(

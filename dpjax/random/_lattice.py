@@ -126,7 +126,7 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
             if left[alias] < capacity:
                 small.append(alias)
     # A slot with full capacity keeps its initial entry: the bound 0, and the slot itself as alias.
-    # So every word of this slot has the slot as its outcome.
+    # So the outcome of this slot is always the slot itself, whatever the random word.
     shifts = range(width - 32, -1, -32)
     return AliasTable(
         np.array([[x >> shift & _LIMB_MASK for x in stored] for shift in shifts], np.uint32)
@@ -150,7 +150,8 @@ def integer_weights(masses: list[int], width: int) -> list[int]:
 
 _PRECISION = 300
 
-# Exponential noise: cells of width 2^-7 up to 24 units, then three groups of 12 binary digits.
+# Exponential noise: the range from 0 to 24 units is divided into cells of width 2^-7. Three groups
+# of 12 further binary digits give the position in a cell.
 _FIRST_DIGITS = 7
 _CELLS = 24 * 2**_FIRST_DIGITS
 _GROUPS = 3
@@ -323,8 +324,8 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
     first, *digits = words[:_EXPONENTIAL_FIRST]
     second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
     # The first table is looked up by the word (first, second, third). The last bit of `first` is
-    # the sign. In the lookup, the last bit of `third` takes its place. In the place of `third`, the
-    # last bit never changes the outcome, because all weights of the table are even.
+    # the sign. In the lookup, this bit is replaced by the last bit of `third`. The last bit of the
+    # whole word never changes the outcome, because all weights of the table are even.
     limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
     cells = table.lookup(limbs).astype(jnp.uint32)
     ended = cells != _CELLS

@@ -26,7 +26,8 @@ _OUTWARD = 1 + 1e-9
 # gamma is rounded to a multiple of 2^-32, and the mean of a Poisson distribution to a multiple of
 # 2^-16.
 _GAMMA_BITS, _MEAN_BITS = 32, 16
-# A draw makes at most a few times 1 / gamma attempts, so gamma must not be smaller than this.
+# The number of attempts in a draw is at most a small multiple of 1 / gamma. So gamma must be at
+# least this number.
 _LEAST_GAMMA = 1e-4
 
 

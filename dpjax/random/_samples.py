@@ -41,9 +41,9 @@ _OWN, _SHARED = 3, 4
 # Each of the first `ALONE` samples takes its words from blocks of ChaCha20 that no other sample
 # uses. This number is the fastest on a CPU. Another number would change the noise of every key.
 ALONE = CHUNK
-# The columns of a group are divided into this many parts. A column is open if one of its samples
-# needs more than its first words. `_first_and_last` finds the first and the last open column of
-# each part.
+# The columns of a group are divided into this many parts. A column is open if at least one of its
+# samples is not determined by its first random words. `_first_and_last` finds the first and the
+# last open column of each part.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)

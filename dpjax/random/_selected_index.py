@@ -31,11 +31,11 @@ from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scal
 LogBase: TypeAlias = tuple[float, ...]
 # The next round, and the selected index, or -1 if no try has succeeded yet.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# The public weight of an option is converted to a penalty, in lattice points of the noise. The
-# penalty is added to the gap between the best score and the option's score. Smaller weights have
-# larger penalties. `_LEAST_WEIGHT` is the largest penalty of a positive weight, and is larger than
-# any noise. `_NO_WEIGHT` is the penalty of weight 0. It is larger than any gap plus any other
-# penalty.
+# The public weight of an option is converted to a penalty. The unit of penalties is one step of the
+# lattice on which noise is drawn. The penalty is added to the gap between the best score and the
+# option's score. Smaller weights have larger penalties. `_LEAST_WEIGHT` is the largest penalty of a
+# positive weight, and is larger than any noise. `_NO_WEIGHT` is the penalty of weight 0. It is
+# larger than any gap plus any other penalty.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -107,8 +107,9 @@ def exponential_index(
         return _tried(key, state[0], gaps, taken)
 
     consume(key)
-    # Under `shard_map`, a loop requires that its initial values have the same type as later values,
-    # which differ by device. So this zero is computed from the key and the data.
+    # Under `shard_map`, the initial values of a loop must have the same type as its later values.
+    # The type of the later values says that they differ between devices. So this zero is computed
+    # from the key and the data.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     start = zero, zero.astype(jnp.int32) - 1
     _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)
@@ -324,8 +325,8 @@ def peeled_indices(
         index = exponential_index(one_key, scores, calibration, taken=taken)
         return taken.at[index].set(True), index
 
-    # All entries are False. They are computed from the data, so that they vary over the same
-    # devices, as a loop under `shard_map` requires.
+    # All entries are False. They are computed from the data, because a loop under `shard_map`
+    # requires initial values that vary over the same devices as the data.
     none_taken = (scores > scores) & (jax.random.key_data(key)[0] == 0)
     _, indices = lax.scan(peel, none_taken, jax.random.split(key, count))
     return indices

@@ -19,9 +19,9 @@ from dpjax._core._values import Inside, KnowsSensitivity, Mechanism, Sensitivity
 from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
-# The bound of `needed` is rounded up. A user may pass the same bound rounded to nearest. The user's
-# bound is smaller by at most this factor. It is accepted, because the scale of the noise is rounded
-# up by more than this factor.
+# The bound `needed` was rounded up. A user may pass the same bound rounded to nearest, which is
+# smaller than `needed` by at most this factor. The user's bound is accepted, because the scale of
+# the noise is rounded up by more than this factor.
 _TO_NEAREST = 1 + 2.0**-50
 _COMPILED = type(jax.jit(lambda: None))
 

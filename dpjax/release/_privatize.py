@@ -171,8 +171,8 @@ class PrivateFunction:
     _program: Program | None  # The traced target, if its sensitivity was sampled or proved.
     _accepting: Mechanism  # The mechanism without the check that records were clamped.
     # A cache of results of earlier releases. The first entry of each key says what is cached:
-    # "kind" (of databases), "users" (functions of the user in the target), "target", "request", or
-    # "compiled".
+    # "kind" (of databases), "users" (the functions in the target that the user wrote), "target",
+    # "request", or "compiled".
     _kept: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -309,8 +309,9 @@ class PrivateFunction:
         if isinstance(target, KnowsSensitivity):
             target = self._unchanging(kind.plan.target)
         program = Program.trace("target", target, kind.shapes)
-        # The target was just traced, so the trace contains all changes of traced code. But code
-        # that runs on the host was copied earlier, so check that it has not changed since then.
+        # The target was traced just now, so the trace contains all changes of traced code. Code
+        # that runs on the host was copied earlier, so check that this code has not changed since
+        # then.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")
         return program

@@ -149,8 +149,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# Up to this many distances, the host selects the order statistic, even if an accelerator computed
-# the distances. Then no program for the selection needs to be compiled.
+# If there are at most this many distances, the host selects the order statistic, even if an
+# accelerator computed the distances. In this case, no program for the selection needs to be
+# compiled.
 _FEW = 2**16
 # This many databases are evaluated twice, in a batch and alone, and the two values are compared. If
 # no operation mixes the lanes of a `vmap`, the values differ only by rounding. Rounding changes the

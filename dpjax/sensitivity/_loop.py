@@ -207,8 +207,9 @@ def sample_block(
                 if enough():
                     break
                 # While the host judges the last probed chunk, devices compute two more chunks. So
-                # they do not wait for the host. If the target is a sum, no chunk is probed. The
-                # separate probes of the sum are judged after the first finished chunk.
+                # the devices do not wait for the host. If the target is a sum, no chunk is probed.
+                # The sum has probes of its own, which the host judges after the first chunk is
+                # finished.
                 run(probed + part, max(len(probed) + 2, 3))
             enough()
         finally:

@@ -24,8 +24,8 @@ _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
 _FLOOR = 1e-6
 # Rounding two values to the fine grid changes their distance by at most `_FINE` times the root mean
 # square distance. The grid is coarser if it must be, so that it extends to 2^`_HEADROOM_BITS` times
-# the largest sampled value. All distances are sampled between rounded values, so they include the
-# change.
+# the largest sampled value. Values are rounded before their distances are computed, so the sampled
+# distances include the effect of rounding.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 

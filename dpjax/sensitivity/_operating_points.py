@@ -238,7 +238,8 @@ def _least_k(m: int, gamma: float, confidence: float) -> int | None:
 def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
     """Computes `_least_k` in exact integers. For few pairs this is faster than importing SciPy."""
     lost, whole = gamma.as_integer_ratio()
-    # `ways` counts the outcomes with exactly k of m pairs covered, among whole^m outcomes.
+    # There are whole^m outcomes. `ways` is the number of outcomes in which exactly k of the m pairs
+    # are covered.
     k, ways, seen, most = m, (whole - lost) ** m, 0, math.floor(allowed * whole**m)
     while seen + ways <= most:
         seen += ways

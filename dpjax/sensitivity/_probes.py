@@ -427,7 +427,8 @@ def permuted(
     return moved_if_finite(pair, value, other)
 
 
-# The following functions test the findings, and refuse a target or an oracle.
+# The following functions test the findings. If a test fails, they raise an error about the target
+# or the oracle.
 
 
 def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:

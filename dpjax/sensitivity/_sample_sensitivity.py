@@ -159,9 +159,9 @@ def _in_a_program(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
 # The defaults if `until` is given. Let m be the least number of pairs that allows the requested
-# gamma and confidence. Then `over_least` times m pairs are planned, but at most `most`. Memory for
-# all distances is allocated at the start: 256 MiB for `most` pairs. Sampling can end only after a
-# chunk, so there are at least `_LOOKS` chunks.
+# gamma and confidence. Then the number of planned pairs is `over_least` times m, or `most` if that
+# is less. Memory for all distances is allocated at the start: 256 MiB for `most` pairs. Sampling
+# can end only after a chunk, so there are at least `_LOOKS` chunks.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -326,9 +326,9 @@ def sample_sensitivity(
         method = "anytime"
     each, stated = confidence, None
     if several:
-        # A marginal statement has no confidence to divide among oracles. It also holds for the
-        # largest estimate: on each oracle's pairs, the largest estimate covers at least as many as
-        # the oracle's own estimate does.
+        # A marginal statement has no confidence to divide among oracles. The statement also holds
+        # for the largest estimate. Of each oracle's pairs, the largest estimate covers at least as
+        # many pairs as the oracle's own estimate.
         point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
         stated = point.confidence
         each = confidence_of_each(stated, len(oracles))
@@ -434,8 +434,9 @@ def _sampled(
             looks=1 if watch is None else plan.layout.chunks,
         )
     if until is not None:
-        # With `until`, the time of each chunk decides which pairs are drawn. The estimate is
-        # included in the identity, to distinguish such runs.
+        # With `until`, the chunk size decides how many pairs are drawn, and so does an interruption
+        # before a run resumes from a checkpoint. `plan.identity` contains neither. So the estimate
+        # is added to the identity, to distinguish such runs.
         identity = digest(plan.identity, estimate)
     return _Sample(plan, identity, estimate, resolution, rounding, findings)
 

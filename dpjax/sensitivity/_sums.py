@@ -31,8 +31,9 @@ _LINEAR = names("reduce_sum cumsum neg")
 _SUMS = names("add sub add_any concatenate")
 # Primitives that select elements of their first operand, at indices given by the other operands.
 _CHOICES = names("gather dynamic_slice")
-# An array, and a flag that is True if the array depends on the inputs of the program. In this case,
-# the array contains only the linear part of the value.
+# An array, and a flag that is True if the array depends on the inputs of the program. If the flag
+# is True, the value is an affine function of the inputs, and the array contains only the linear
+# part of this function.
 _Known: TypeAlias = tuple[jax.Array, bool]
 
 

@@ -279,8 +279,8 @@ def _trace(
     values = {axis.name: axis.spec_of_value() for axis in traced}
     program = Program.trace("function", of_a_cell, key_spec, values)
     check_concrete("function", "call sweep", program)
-    # The next part is traced by running the function again. This may change an array that the
-    # function closes over, so the program is hashed before.
+    # For the next part, the function runs again, which may change an array that the function closes
+    # over. So the program of this part is hashed now.
     _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])
     cells = list[bytes]()

@@ -126,8 +126,8 @@ def rehearse(
         released: list[Value] = []
         drawn: dict[str, Value] = {}
         for i, (name, one) in enumerate(inside.items()):
-            # Some queries release other numbers internally, from which `published` then computes
-            # the answer.
+            # Some queries do not release the answer itself, but numbers from which `published` then
+            # computes the answer.
             exact = one.target(database)
             drawn[name] = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
             if name not in selecting:

@@ -13,7 +13,7 @@ from dpjax._files._chunk_files import ChunkFile, check_run, read_chunk, read_chu
 from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
 
 _KIND, _RUN = "chunk", "run"
-# The entries of a run's description that may differ between parts.
+# The entries of a run's description that may differ between the parts of one run.
 _OF_A_PART = ("function", "traced", "chunk size")
 
 

@@ -147,8 +147,8 @@ class Work:
                     yield mine
 
         def start(step: list[np.ndarray]) -> tuple[list[np.ndarray], list[jax.Array]]:
-            # Chunks are padded by repeating cells. A device without a chunk repeats the first chunk
-            # of the part.
+            # A chunk that is too short is padded by repeating its cells. A device without a chunk
+            # computes the first chunk of `chunks` again.
             padded = np.concatenate([np.resize(x if len(x) else chunks[0], size) for x in step])
             places = np.unravel_index(padded // self._repeats, shape) if shape else ()
             values = {a.name: a.values_at(x) for a, x in zip(self._axes, places, strict=True)}

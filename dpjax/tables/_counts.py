@@ -375,8 +375,9 @@ _OCTAVES = np.array([*reversed(_EXPONENTS[:-1]), _EXPONENTS[0] - 1, *_EXPONENTS[
 _CONFIDENCE = 0.999
 # A bucket in the octave of the fullest bucket is in the range if its noisy count is at least
 # `_NEEDED` times the scale of the noise. This factor grows by `_LARGER` for each octave above, and
-# by `_SMALLER` for each octave below. Each octave above doubles the range. So noise alone should
-# rarely include it: `_LARGER` divides the probability by 8 for each octave.
+# by `_SMALLER` for each octave below. Each octave above doubles the range, so its buckets should
+# rarely be included if they are empty. With `_LARGER`, the probability of this error is divided by
+# 8 for each octave above.
 _NEEDED, _LARGER, _SMALLER = 3.0, 3 * math.log(2), math.log(2)
 
 
@@ -416,8 +417,8 @@ def _needed(fullest: int, mechanism: AdditiveMechanism, sure: float) -> np.ndarr
     octaves = _OCTAVES - _OCTAVES[fullest]
     scale = float(mechanism.effective_scale(like=np.int32(0)))
     larger = scale * (_NEEDED + _LARGER * octaves)
-    # The noise of an empty bucket rarely exceeds `sure`. Numbers smaller than those of the fullest
-    # bucket hardly widen the range, so a threshold above `sure` is not necessary for their buckets.
+    # The noise of an empty bucket rarely exceeds `sure`. A bucket nearer to 0 than the fullest
+    # bucket hardly widens the range, so its threshold need not be above `sure`.
     smaller = np.minimum(scale * (_NEEDED - _SMALLER * octaves), sure)
     # Noisy counts are integers. A bucket whose noisy count is 0 or less is not included.
     return np.maximum(np.where(octaves > 0, larger, smaller), 1)

@@ -400,7 +400,8 @@ LINE = "line of a table"
 
 def facts_of_line(x: Box, y: Box, regularization: float) -> dict[str, Any]:
     """Returns the public facts that the computation of a regression line needs."""
-    # If rows are scaled to a ball, the columns are divided by the root of their number.
+    # If rows are scaled to the unit ball, each column is also divided by the square root of the
+    # number of columns.
     penalty = regularization / len(x.columns) if x.in_ball else regularization
     radii = {"x_radius": 1.0, "y_radius": 1.0, "regularization": penalty}
     return {**radii, "statistic": LINE, "simulated": True, "x": x.facts, "y": y.facts}

@@ -92,7 +92,8 @@ class _Whole(_Entry):
         numbers = (x.number if isinstance(x, _Whole) else jnp.asarray(x, self.number.dtype)
                    for x in inputs)  # fmt: skip
         known = [x.known for x in inputs if isinstance(x, _Whole)]
-        # As for NaN, all comparisons with a missing number are false, except `!=`.
+        # A missing number behaves like NaN: every comparison with a missing number is false, except
+        # `!=`.
         found = getattr(jnp, ufunc.__name__)(*numbers)
         return jnp.where(functools.reduce(jnp.logical_and, known), found, ufunc is np.not_equal)
 
