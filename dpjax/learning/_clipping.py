@@ -308,7 +308,7 @@ class ClippedGradients:
             return in_microbatches(add_up, (examples, mask), part, leaves, written(norms))
 
         found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norms)
-        # `psum` makes this the sum over all shards, on each shard.
+        # After `psum`, every shard has the sum of `found` over all shards.
         total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]

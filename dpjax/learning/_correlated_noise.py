@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 # This factor covers the rounding of the noise scale to float32.
 _OUTWARD = 1 + 2.0**-18
-# Rounded sums are clamped to a magnitude of 2^_SUM_BITS, so that a product with an entry of C is at
-# most 2^61.
+# Rounded sums are clamped to a magnitude of 2^_SUM_BITS. So a sum times an entry of the strategy's
+# matrix is at most 2^61.
 _SUM_BITS = 61 - BITS
 
 
@@ -233,10 +233,10 @@ def _step(
     # step on, is NaN.
     usable = first <= bound
     # A checkpoint may be loaded into the state of another strategy or noise multiplier. Then the
-    # noise may be too small, for two reasons. A column of C may contain entries of both strategies,
-    # and may have a larger norm than all columns of each strategy alone. Another multiplier may
-    # have a finer grid. The stored integers count units of the grid, and a record changes them by
-    # more units on a finer grid.
+    # noise may be too small, for two reasons. First, a column of the matrix C may contain entries
+    # of both strategies. The norm of this column may exceed the column norms of each strategy.
+    # Second, another multiplier may have a finer grid. The stored integers count units of the grid,
+    # and a record changes them by more units on a finer grid.
     usable &= state.number == _number(strategy, state.fineness)
     # The updates of steps beyond the last step of the strategy are NaN.
     bound = jnp.where(usable & (step < strategy.steps), bound, jnp.nan)
@@ -276,7 +276,7 @@ def _updates(
     noisy = add_integer_noise(key, rows, scale, jnp.int32(0), dtypes, distribution)
     found, after = list[jax.Array](), list[PyTree]()
     for y, total, old in zip(noisy, sums, kept, strict=True):
-        # This is post-processing: y and the row of C are public.
+        # This is post-processing: y and `diagonal`, an entry of the strategy's matrix, are public.
         update = written(jnp.round(y * (2.0**BITS / diagonal.astype(y.dtype))))
         found.append(jnp.where(jnp.isnan(bound), jnp.nan, update * power_of_two(exponent, y.dtype)))
         # The noise is clamped to a bound before it is kept. The guarantee holds for any such bound.
@@ -296,8 +296,8 @@ def _combined(
     """
     total = _limbs.multiply(_limbs.from_integers(diagonal), newest)
     total = _limbs.add(total, strategy.earlier(kept, step))
-    # The result is round(total / 2^18). If two totals differ by d units of the rounded grid, the
-    # results differ by at most d + 1.
+    # The result is round(total / 2^18). If two totals differ by 2^18 d, the results differ by at
+    # most d + 1.
     half = _limbs.constant(2 ** (BITS - 1))
     return _limbs.shift_right(_limbs.add(total, half), jnp.uint32(BITS))
 

@@ -253,8 +253,9 @@ def _with_noise(
     key = one_key(key, (value, bound, multiplier))
     dims = sum(leaf.size for leaf in jax.tree.leaves(value))
     shape = rounding_norm("l2", value), dims, False, grid_dtype(value)
-    # Epsilon is infinite here, because `learning.guarantee` charges the error of the noise tables
-    # for the whole training.
+    # A `Calibration` with a finite epsilon reserves a part of it for the errors of noise tables.
+    # Here epsilon is infinite, because `learning.guarantee` reserves this part for the whole
+    # training.
     calibration = Calibration(multiplier * bound, bound, math.inf, *shape)
     distribution = GAUSSIAN if noise == "exact" else GAUSSIAN.in_floats()
     return add_noise(key, value, calibration, distribution)

@@ -151,8 +151,9 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     table, indices = map(aval, equation.invars)
     numbers = equation.params["dimension_numbers"]
     output = aval(equation.outvars[0]).ndim
-    # A lookup takes one row, and all other axes entirely. An index into another axis must be 0: the
-    # mode CLIP ensures this, but other modes may drop the slice for a nonzero index.
+    # A lookup selects one index of the first axis, and all indices of every other axis. So its
+    # start index along another axis must be 0: the mode CLIP ensures this, but other modes may drop
+    # the slice for a nonzero index.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
         table.ndim > 1

@@ -142,8 +142,8 @@ class ObjectivePerturbation:
         """
         found, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
-        # The structures are compared first, because columns of text are pytree nodes that raise
-        # when compared with others.
+        # The structures are compared first. A column of texts is a pytree node, and its comparison
+        # with a shape would raise an error.
         has_arrays = jax.tree.structure(found) == jax.tree.structure({"x": 0, "y": 0})
         if not has_arrays or jax.tree.map(jnp.shape, found) != wanted:
             raise ValueError(
@@ -257,7 +257,8 @@ def objective_perturbation(
 # A bound on the distance between the gradients of two records in the unit ball. The norm of each
 # gradient is below 1.
 _REACH = 2.0
-# In a ball of this radius, the slope of a record's loss is bounded by 1, as without a ball.
+# A ball of this radius restricts nothing. The bound on the slope of a record's loss is 1, and
+# arbitrary weights have the same bound.
 _ANY_BALL = 1e9
 # The fraction of delta that is reserved for the event that the norm of the noise b exceeds the
 # bound B. The proof uses the same fraction.
@@ -265,9 +266,9 @@ _LONGER = 1e-6
 # The ends of the intervals of the random variable Y (see `_pull_within`). The proof needs the
 # expectation of a function of Y, and `_delta_of` bounds it by a sum over these intervals.
 _INTERVALS = np.linspace(0.0, 14.0, 4001)
-# The bound on v, the difference of two records' gradients, depends on two angles. The angle of b,
-# from 0 to pi / 2, is divided into `_SECTORS` intervals. The range of the other angle, a (see
-# `_both_pulls`), is divided into `_ANGLES` - 1 intervals.
+# The bound on the effect of one record depends on two angles, f and a. The range of f (see
+# `_pull_within`), from 0 to pi / 2, is divided into `_SECTORS` intervals. The range of a (see
+# `_both_pulls`) is divided into `_ANGLES` - 1 intervals.
 _SECTORS, _ANGLES = 128, 1000
 # This factor covers the rounding errors of the float64 computations in this file.
 _OUTWARD = 1 + 1e-9
@@ -275,8 +276,8 @@ _OUTWARD = 1 + 1e-9
 # were enough, but the proof does not show this. The steps are counted in float32, which is exact
 # below 2^24.
 _MOST_STEPS = 1e7
-# An upper bound on the ratio of the scale of the drawn noise to the planned scale, before the scale
-# is increased for rounding to the grid.
+# Before its increase for rounding to the grid, the scale of the drawn noise is at most this factor
+# times the planned scale.
 _DRAWN = 1 + 2.0**-10
 assert GAUSSIAN.lattice is not None
 _LATTICE = GAUSSIAN.lattice
@@ -321,9 +322,10 @@ def perturbation_plan(
     error = float(planned(0.5, _ANY_BALL).error)
     share = error / (error + 1 / (n * regularization))
     # D, the bound on the difference of two records' gradients, depends on the radius W of a ball
-    # that contains the minimizer, and W depends on sigma. So the first plan is for any radius. It
-    # has more noise, so its ball also contains the minimizer of the final plan. Rounding in the
-    # discretized bounds might violate this, so it is checked.
+    # that contains the minimizer, and W depends on sigma. So the first plan assumes no bound on W.
+    # It has more noise than the final plan, so its ball also contains the minimizer of the final
+    # plan. Rounding in the discretized bounds might make the final ball larger, so the two radii
+    # are compared.
     first = planned(share, _ANY_BALL)
     plan = planned(share, float(first.solver.radius))
     plan = plan if plan.solver.radius <= first.solver.radius else first
@@ -397,10 +399,10 @@ def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> flo
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:]
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
-    # `divergence` is H at the upper end of each interval of the random variable Y, because H grows
-    # with Y. The last interval has no upper end. There H is bounded by 1. `one` and `other` may
-    # nearly cancel. Then rounding errors are large relative to the difference, so a bound on these
-    # errors is added.
+    # `divergence` bounds H (see the docstring) on each interval of the random variable Y. H grows
+    # with Y, so it is largest at the upper end of the interval. The last interval has no upper end,
+    # and there H is bounded by 1. If `one` and `other` nearly cancel, the rounding errors are large
+    # relative to the difference, so a bound on these errors is added.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
@@ -486,8 +488,8 @@ def _grid(sigma: float, d: int) -> float:
 # The proof bounds the error for any result of the Newton steps.
 
 _NEWTON_STEPS = 30
-# The number of halvings in the line search of a Newton step, which bisects the logarithm of the
-# step size.
+# The line search of a Newton step bisects the logarithm of the step size. This is the number of
+# bisections.
 _HALVINGS = 8
 # The largest second derivative of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
@@ -507,10 +509,10 @@ def solver_plan(
     # The rounding error of the gradient at weights in the ball, in units of eps. A product r'w has
     # an error of at most d times the norm of w. The sigmoid has a slope of at most 1/4, so at most
     # a quarter of this error remains. The roundings of the sigmoid, of its product with a row, and
-    # of the average add at most 6. The grid of the average adds 1/8 in each coordinate. The
-    # gradient is lambda w minus the average plus the linear term. The linear term has a norm of at
-    # most `pull`. None of these vectors is longer than 2 + 2 pull. So the roundings of lambda w, of
-    # the linear term and of the two sums add 6 (1 + pull).
+    # of the average add at most 6. The average is rounded to a grid. This adds at most 1/8 in each
+    # coordinate. The gradient is lambda w minus the average plus the linear term. The linear term
+    # has a norm of at most `pull`. None of these vectors is longer than 2 + 2 pull. So the
+    # roundings of lambda w, of the linear term and of the two sums add 6 (1 + pull).
     error = eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
     # Counts the rounding errors of the projection (length, quotient, product) and of a gradient
     # step (product, sum).

@@ -120,8 +120,8 @@ def separated_losses(key: Key, columns: np.ndarray, sampling: BatchSampling) -> 
     assert bands <= sampling.groups
     key_first, key_rows = jax.random.split(key)
     # A batch in step s changes the rows s to s + `before`. So step s is complete when row s +
-    # `before` is drawn. The padding adds steps before the first and after the last step. They
-    # change no row, and so do not change the ratio.
+    # `before` is drawn. The padding adds steps before the first and after the last step. The added
+    # steps change no row, so they do not change the likelihood ratio.
     before = bands - 1
     blocks = -(-(steps + before) // _BLOCK)
     rows = blocks * _BLOCK
@@ -162,8 +162,9 @@ def _first_wait(key: Key, sampling: BatchSampling) -> jax.Array:
     """Draws the number of steps until the record may join a batch."""
     share = share_of_batches(sampling.rate, sampling.groups)
     chance = jax.random.uniform(key, (), jnp.float64)
-    # This number is 0 with probability share / rate. It is each of 1, ..., b - 1 with probability
-    # `share`, where b is the separation.
+    # The number is 0 with probability share / rate. It is each of 1, ..., b - 1 with probability
+    # `share`. Here b is `sampling.groups`: a record that joins a batch may join again b steps
+    # later.
     later = jnp.ceil((chance - share / sampling.rate) / share)
     return jnp.clip(later, 0, sampling.groups - 1).astype(jnp.int32)
 

@@ -32,7 +32,7 @@ from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
-# Primitives that only rearrange the entries of a parameter, where each entry occurs once.
+# Primitives that rearrange or repeat the entries of a parameter, and change none of them.
 _MOVES = frozenset(("reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p"))
 _REAL = (np.floating, np.integer, np.bool_)
 

@@ -43,21 +43,22 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
     unit = float(np.finfo(narrowest).eps) / 2
     # `terms + 16` covers the rounding of a norm, of its clipping factor, and of the product of this
-    # factor with the gradient. The rest covers the sums of two microbatches on both neighbors: the
-    # microbatch with the removed record, and the microbatch with the record that takes its place.
-    # Let p be the number of gradients in a microbatch. In each coordinate, p floats are added up.
-    # The result of each addition is called a partial sum. The error of the addition is at most one
-    # unit of rounding times this partial sum. In each coordinate, sort the partial sums by their
-    # number of terms, the longest first. Whatever the order of the additions, the j-th partial sum
-    # has at most p - j + 1 terms. The j-th partial sums of all coordinates form a vector. The norm
-    # of this vector is at most sqrt(p (p - j + 1)) clip norms. The norms for all j add up to at
-    # most 2 / 3 (p + 1)^2 clip norms.
+    # factor with the gradient. The second summand covers the rounding of the sums of two
+    # microbatches: the microbatch with the removed record, and the microbatch with the record that
+    # takes its place. Each of the two is summed once on each of the two neighboring databases. Let
+    # p be the number of gradients in a microbatch. In each coordinate, p floats are added up. The
+    # result of each addition is called a partial sum. The error of the addition is at most one unit
+    # of rounding times this partial sum. In each coordinate, sort the partial sums by their number
+    # of terms, the longest first. Whatever the order of the additions, the j-th partial sum has at
+    # most p - j + 1 terms. The j-th partial sums of all coordinates form a vector. Its norm is at
+    # most sqrt(p (p - j + 1)) clip norms. The norms for all j add up to at most 2 / 3 (p + 1)^2
+    # clip norms.
     relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # Converting the digits to a float rounds the total of each neighbor.
         relative += 4 * batch
     dims = sum(leaf.size for leaf in leaves)
-    # On both neighbors, the sums of two microbatches are converted to digits. Each of these four
-    # conversions rounds the last digit.
+    # On each of the two neighboring databases, the sums of the same two microbatches are converted
+    # to digits. Each of these four conversions rounds the last digit.
     steps = 4 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
 

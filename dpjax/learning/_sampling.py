@@ -19,7 +19,8 @@ from dpjax.accounting._dp_sgd import Kind, least_capacity, share_of_batches
 from dpjax.learning import _separation
 from dpjax.random._keys import check_key, is_seeded
 
-# The probability that more records join a batch than it has slots, if the caller gives no capacity.
+# A batch overflows if more records join than it has slots. The default capacity is the smallest for
+# which a batch overflows with at most this probability.
 RARE = 1e-15
 _WORD = 2.0**32
 # The value of `Turn.step` for a batch that may be used in any step, and for a batch that may not be
@@ -27,8 +28,8 @@ _WORD = 2.0**32
 ANY_TURN, NO_TURN = -1, -2
 # With more bins, the probabilities of the bins would differ by more than 2^-48 from uniform.
 _MOST_BINS = 2**16
-# This number is folded into the key that all steps share. The resulting key is used to draw a
-# number that identifies the shared key.
+# All steps share one key. This number is folded into it to make a second key. A number drawn from
+# the second key identifies the shared key.
 _TELLING = 0x62696E73
 
 

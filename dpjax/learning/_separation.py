@@ -60,8 +60,9 @@ def joins(key: Key, step: jax.Array, *, n: int, separation: int, rate: float) ->
         high, low = jax.random.bits(jax.random.fold_in(key_waits, draws), (2, n), jnp.uint32)
         wait = _reached(high, low, limits)
         place = able + wait
-        # A random word decides about `_DECIDED` steps, beginning with step `able`. If the record
-        # joins in none of them, the next word decides about the steps after them.
+        # A random word determines whether the record joins in step `able` or in one of the
+        # `_DECIDED` - 1 steps after it. If the record joins in none of them, the next word decides
+        # in the same way for the steps after them.
         joined = wait < _DECIDED
         after = jnp.where(joined, place + np.uint32(separation), place)
         undecided = able <= step

@@ -283,9 +283,9 @@ def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
     # of the first group, only later.
     firsts = range(1 if len(strategy.entries) == 1 else groups)
     norms = [np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in firsts]
-    # In the product of C and the gradients, each row is rounded once. The noise scale covers the
-    # rounding of `bands` rows. A record that takes part `count` times may change up to `more` times
-    # as many rows.
+    # In the product of the strategy's matrix and the gradients, each row is rounded once. The noise
+    # scale covers the rounding of `bands` rows. A record that takes part `count` times may change
+    # up to `more` * `bands` rows.
     count = -(-steps // groups)
     more = min(steps, count * strategy.bands) / strategy.bands
     return max(float(max(norms)) / strategy.column_norm, math.sqrt(more)) * (1 + 1e-9)

@@ -241,8 +241,8 @@ def step(
     count, present = now.counts.step, None
     if isinstance(records, PaddedRecords):
         records, present = records.records, records.present.astype(bool)
-    # With bins, one key assigns all records to bins in all steps. Other samplings need a new key
-    # for each step.
+    # If the sampling uses bins, every step needs the same key, because this key assigns records to
+    # bins. Other samplings need a new key for each step.
     key = now.batches if sampling.one_key else jax.random.fold_in(now.batches, count)
     batch = sampling(key, present, step=None if sampling.groups == 1 else count)
     examples = jax.tree.map(lambda column: column[batch.indices], records)

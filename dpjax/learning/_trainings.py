@@ -166,8 +166,8 @@ def key_of_each_lane(key: Key) -> Key:
             return words
         lanes = words.reshape(-1, words.shape[-1])
         same = jnp.all(lanes[:, None] == lanes[None], axis=2)
-        # Counts the earlier lanes with the same key. The first lane with a key counts 0, and keeps
-        # its key.
+        # For each lane, counts the earlier lanes that have the same key. A lane with a count of 0
+        # keeps its key.
         earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.uint32)
         keys = jax.random.wrap_key_data(lanes, impl=implementation)
         new = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, _LAST - earlier))

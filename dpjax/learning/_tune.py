@@ -192,8 +192,8 @@ def tune(
         for i in range(first, law.draw(Coins(of_count))):
             choice = Coins(jax.random.fold_in(of_choices, i)).below(len(candidates))
             account = RunAccount(relation, epsilon, prices[choice])
-            # The score is also computed under this account, so that it cannot make a release that
-            # is not counted.
+            # The score is computed under this account, too: if the code that computes it makes a
+            # release, this release is counted.
             with account:
                 made = fit_one(jax.random.fold_in(of_runs, i), candidates[choice])
                 release, score = _result(made, account, public_score)
@@ -212,7 +212,7 @@ def tune(
     return Release(winner, promised)
 
 
-# One run of a tuning makes only the releases that its price covers.
+# `tune` pays a price for each run. A run may make only the releases that this price covers.
 
 
 class Price(NamedTuple):

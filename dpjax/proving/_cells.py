@@ -102,9 +102,9 @@ class Cells:
             return meet(x, *ends)
         ds = base.changed, base.others
         changed, others = ((self.farthest(d.each), math.inf, math.inf) for d in ds)
-        # If the program adds a number to a sum of floats later, a compiler may use the number as
-        # the initial value of the sum (see `counted`). Then an entry of the array may change
-        # although the same entry of the base does not change.
+        # Suppose that the program later adds a number to a sum of floats. A compiler may start the
+        # sum with this number, and round it differently (see `counted`). Then an entry of the array
+        # may change, although the entry of the base at the same index does not change.
         exact = x.shape == base.shape and (base.whole or not base.pending.starts)
         counts = [d.count if exact else math.inf for d in ds]
         return meet(x, *ends, changed, others, counts=counts)
@@ -165,8 +165,8 @@ def of_result(
         found = _by_cell(rule, cells, chooses)
         if found.good.any():
             made[base] = found
-    # At most `_MOST_BASES` bases are kept. A base that alone determines the array comes first,
-    # because its cells also bound how the array changes.
+    # At most `_MOST_BASES` bases are kept. Bases that alone determine the array come first, because
+    # their cells also bound how much the array changes.
     kept = sorted(made.items(), key=lambda pair: not pair[1].alone)
     return dict(kept[:_MOST_BASES])
 
@@ -204,8 +204,8 @@ def _by_cell(
 
         If the rule refuses them, the function tries each half of the cells.
         """
-        # If an array occurs twice among the operands, the rule must get the same object twice,
-        # because rules recognize x * x by its identity.
+        # If an array occurs twice among the operands, the rule must get the same object twice.
+        # Rules compare operands by `is` to recognize x * x.
         ends = zip(xs, lows, highs, strict=True)
         arrays = {x: _array(a[places], b[places], x) for x, a, b in ends}
         try:
@@ -250,9 +250,9 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     may change wherever an entry of an operand changes.
     """
     xs = aligned(*operands)
-    # The cells may be those of several base arrays. If all cells of one base array have a known
-    # interval, these intervals contain every possible result. Then base arrays that have a cell
-    # with an unknown interval are ignored.
+    # `held` may contain the cells of several bases. If the intervals of all cells of one base are
+    # known, they contain every possible result. Then bases that have a cell with an unknown
+    # interval are ignored.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)
@@ -281,9 +281,9 @@ def transfer(
     start, places, updates = operands
     added = name != "scatter"
     known = start.is_known and updates.is_known and len(updates.shape) == 1
-    # Each record must have one place. `scatter-add` must add 1 at this place. `scatter` must set a
-    # number that is 1 more than every entry of `start`. Then an entry of the result says whether a
-    # record has this place.
+    # Each record must have one place. `scatter-add` must add 1 at this place, so that an entry of
+    # the result counts the records with its place. `scatter` must set a number that is 1 more than
+    # every entry of `start`, so that an entry shows whether any record has its place.
     known = known and places.shape == (*updates.shape, len(found.shape))
     by = updates.low if added else np.subtract.outer(updates.low, start.low)
     if not known or (by != 1).any():

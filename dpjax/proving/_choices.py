@@ -278,8 +278,8 @@ def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
         )
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
-    # A cast from 16 bits may round, too: if a compiler drops an earlier cast to 16 bits, the number
-    # still has more bits.
+    # A cast from 16 bits may also round. A compiler may drop the earlier cast to 16 bits, and then
+    # the number still has more than 16 bits.
     theta = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6)
     found = lipschitz((x,), (x.low, x.high), (1.0,), dtype=dtype, relative=theta, whole=held)
     return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

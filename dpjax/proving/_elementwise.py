@@ -259,8 +259,8 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     top = float(gains[0].max())
     rows = (a.l1_of_row * top, a.l2_of_row * top)
     found = lipschitz((a, b), (low, high), gains, relative=theta, rows=rows)
-    # The gain of b is the largest slope of a / b in its range. If b changes a lot, the average
-    # slope is smaller, so the docstring's bound is tighter.
+    # The gain of b is the largest slope of a / b over all values of b. If b changes a lot, the
+    # average slope over this change is smaller. So the bound in the docstring is tighter.
     error = theta * np.maximum(np.abs(low), np.abs(high))
     flush = 2 * rounding.tiny(a.dtype) * (1 + gains[0] + gains[1])
     slip = 2 * rounding.up(over(error + flush, a.axis))

@@ -34,23 +34,23 @@ from dpjax.proving._reductions import (
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 from dpjax.proving._windows import pooled_sum
 
-# The exponents of supported ranges. They are so close to 0 that floats represent every power of two
-# that this file computes.
+# The terms of an exact sum are in [-2^e, 2^e], where e is one of these exponents. The exponents are
+# near 0, so floats represent every power of two that this file computes.
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 FLOAT64 = np.dtype(np.float64)
 # If terms are at most 2^exponent, the step of the grid is at least 2^(exponent - _MOST_BITS).
 _MOST_BITS = 52
-# A sum is computed in up to this many parts, which threads may share.
+# A sum is split into at most this many parts. Different threads may add up different parts.
 _PARTS = 32
 # An exact matrix product stores its terms in memory: at most this many for each record.
 _MOST_PRODUCTS = 2**10
 # An exact sum does not replace a sum of floats whose rounding error is below this fraction of the
 # largest term.
 _WORTH_IT = 2.0**-7
-# The fewest bits that the numbers of a column need on the grid, for terms of 4 or 8 bytes. All
-# columns share the grid, so a column of small numbers has fewer bits than a column of large ones.
-# If it has fewer bits than this, the sum stays a sum of floats.
+# All columns share one grid, so small numbers have fewer bits on the grid than large numbers. For
+# terms of 4 or 8 bytes, the numbers of every column need at least this many bits. Otherwise the sum
+# stays a sum of floats.
 _LEAST_BITS = {4: 26, 8: 38}
 # Columns whose ranges differ by at most this factor have an exact sum, even if one of them has
 # fewer bits than `_LEAST_BITS`.
@@ -153,8 +153,8 @@ class ExactSums(Named):
                 final = final + nearest(largest, rounding.unit(x.dtype))
             return Sums(False, 0.0, rounding.up(final), sizes, host, terms.pending)
 
-        # `of_floats` makes this check again, but its ranges include the rounding to the grid. They
-        # are so wide that they no longer show that a term is 0. So `x` is checked here.
+        # `x` is checked here, before its entries are rounded to the grid. `of_floats` repeats the
+        # check after the rounding, but then the ranges are too wide to show that a term is 0.
         if not isinstance(self, ExactSum):
             check_surrounded(x, self.summed, 0.0)
         off = most_off(x, count, self.exponent)
@@ -262,7 +262,8 @@ def most_off(x: Abstract, count: int, exponent: int) -> float:
     """
     if not float(x.magnitude.max()) <= 2.0**exponent:
         raise RefusalError("the terms of an exact sum must be finite numbers within its range")
-    # Terms are divided by the step, a power of 2. A compiler may combine it with public factors.
+    # Terms are divided by the step, a power of 2. A compiler may combine this division with a
+    # multiplication by public factors.
     if x.pending.bits + abs(exponent) + _MOST_BITS > rounding.most_bits(x.dtype):
         raise RefusalError(
             "the public numbers that multiply the terms of an exact sum have a product that may "

@@ -57,7 +57,8 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
     logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
-    # A bound on the errors of log and exp, and of a few rounding errors of y log x, in units of u.
+    # Bounds the errors of log and exp, and the rounding errors of y log x, as a multiple of the
+    # unit roundoff.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
         raise RefusalError("the power may overflow. Rescale its base")

@@ -220,8 +220,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     """
     dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
-    # The result has no axis of records if the arrays have different ones, or if they are
-    # concatenated along it.
+    # The result has no axis of records in two cases: the arrays have different axes of records, or
+    # they are concatenated along the axis of records.
     if axes or axis == dim:
         axis = None
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]

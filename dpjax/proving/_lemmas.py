@@ -274,7 +274,8 @@ def place_among(x: Abstract, levels: Abstract) -> Abstract:
             return np.minimum(top, levels.replaced), math.inf, math.inf
         return np.where(d.each > 0, top, 0.0), math.inf, math.inf
 
-    # If x and `levels` are the same numbers in each use, then the index is the same in each use.
+    # A compiler may compute an array once for each use. If x and `levels` are the same numbers for
+    # every use, then the index is also the same number for every use.
     apart = math.inf if x.apart or levels.apart else 0.0
     kept: Any = {"dtype": np.dtype(np.int32), "whole": True, "apart": apart}
     return result_of(x, 0 * top, top, moved, **kept)
@@ -478,7 +479,7 @@ def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     ends = _probabilities(x, axis)
     width = float(x.high.max() - x.low.min())
     least = -width - math.log(count)
-    # No probability is below exp(-W) / count, even if it underflows on the host.
+    # Every probability is at least exp(-width) / count, even if it underflows on the host.
     low = np.where(ends[0] > 2.0**-900, np.maximum(np.log(ends[0]), least), least)
     high = np.minimum(np.log(ends[1]), 0.0)
     u, size = rounding.unit(x.dtype), width + math.log(count)

@@ -45,10 +45,12 @@ from dpjax.proving._value import (
 # The largest number of operations in an unrolled loop, which limits the time of the walk.
 _MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-# After the step with this index, `Loop.unrolled` may try the last step, to refuse the loop early.
+# Right after the step with this index, `Loop.unrolled` may check whether the last step is refused.
+# If so, it refuses the loop without walking the steps in between.
 _TRIED = 2
 _MOST_SUMS = 2**22  # The largest number of partial sums, which limits the time of the walk.
-# The number of rounds of the search for an invariant, and then for a smaller one.
+# The search for an invariant has at most `_ROUNDS` rounds. The search for a smaller invariant,
+# which follows it, has at most `_NARROWED` rounds.
 _ROUNDS, _NARROWED = 40, 4
 # A function that walks a program, given its operations, its constants and its inputs.
 Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
@@ -163,7 +165,7 @@ class Loop:
         self.body, self.constants = parts(parameters["jaxpr"])
         self.length, self.reverse = parameters["length"], parameters["reverse"]
         self.order = range(self.length)[:: -1 if self.reverse else 1]
-        # Whether XLA does not unroll the loop, and so does not merge its steps.
+        # True if XLA does not unroll the loop. XLA may merge the steps of an unrolled loop.
         self.is_apart = self.length > _MOST_UNROLLED and parameters["unroll"] == 1
         fixed, carries = sizes_of_scan(parameters)
         self.fixed = list(operands[:fixed])
@@ -171,7 +173,8 @@ class Loop:
         self.arrays = list(operands[fixed + carries :])
         self.by_record = any(x.axis == 0 for x in self.arrays)
         self.roots = roots = _Roots(self.body, fixed, carries)
-        # Map the index of a carry to the increment of a counter, or to the term of a sum.
+        # `counters` maps the index of a carry to its increment. `sums` maps the index of a carry to
+        # the term that each step adds to it.
         self.counters, self.sums = dict[int, int](), dict[int, Atom]()
         for k in range(carries):
             if (by := roots.counts(k)) is not None and self.start[k].is_known:

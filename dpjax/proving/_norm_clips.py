@@ -90,8 +90,8 @@ class Search(Reader):
 
     def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
         """Returns (a, axes) if a variable is `a` minus the means of `a` over `axes`; else None."""
-        # This is a new search, because `steps` limits the operations that round the norm. The
-        # operations found here round x, and `_apart` bounds their error.
+        # A new search starts here, because `steps` counts only operations that round the norm. The
+        # operations found here round x instead, and `_apart` bounds their error.
         search = Search(self.root)
         node = search.node(at)
         if node.name != "sub":
@@ -199,8 +199,9 @@ class Search(Reader):
             self.loose = True
             found = list(map(self.squares, operands))
             norms = [norm for _, norm in found if norm is not None]
-            # Adding other squares only makes the sum larger. If the sum contains two norms of x,
-            # they must be the same.
+            # The sum may have other squares as terms, because they only make it larger. If several
+            # terms are squared norms of x, all of them must be the same norm, because only one is
+            # returned.
             same = bool(norms) and all(norm == norms[0] for norm in norms)
             return all(sure for sure, _ in found), norms[0] if same else None
         squared = self.squared(operands[0]) if name == "reduce_sum" else None

@@ -22,8 +22,8 @@ from dpjax.proving._value import (
 )
 
 _MOST_ROWS = 128
-# If a program computes a public index in floats, the index is known only up to rounding. Its
-# candidates may differ by at most this number.
+# If a program computes a public index in floats, the proof knows only an interval that contains the
+# index. The ends of the interval may differ by at most this number.
 _MOST_OPEN = 4
 
 
@@ -347,7 +347,8 @@ def scatter_add(
     counts = [2.0 * math.prod(size) if whole else math.inf] * 2
     # An exact sum is the same number wherever it is used, even if a compiler computes it twice.
     apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf
-    # The l1 norm of the result is at most the l1 norms of the start and of all updates together.
+    # The l1 norm of the result is at most the l1 norm of the start plus the l1 norms of all
+    # updates.
     total = bins * first * math.prod(size) + float((n * largest + all_).sum())
     return make(
         start.shape, dtype, *ends, None, moved, moved, whole=whole, counts=counts, apart=apart,

@@ -412,13 +412,13 @@ def ratio(scope: Scope, equation: Equation, walked: Abstract | None) -> Abstract
     weights, least = found.weights, float(by.low.min())
     if any(x.low.min() < 0 for x in weights) or least < 2.0**-30:
         return None
-    # Both sums, two casts and the product of two terms are rounded. The errors are relative to the
-    # sum of b_i.
+    # Roundings occur in the sums of the dividend and the divisor, in two casts, and in the product
+    # of two terms. All errors are relative to the sum of b_i.
     dtype, n = walked.dtype, math.prod(weights[0].shape)
     added = n * len(weights)
     if found.spread == "shares":
-        # The dividend A has one sum for each place, and the divisor is the sum of all entries of A.
-        # So each term is rounded twice: in a sum by place, and in the sum of these sums.
+        # Each entry of the dividend A is a sum, and the divisor is the sum of all entries of A. So
+        # each term is rounded twice: in the sum of its entry of A, and in the sum of all entries.
         added = 2 * added + math.prod(walked.shape)
     gamma = rounding.sum_units(added, dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:

@@ -57,7 +57,7 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
-        # The proof may know a public number that equals `start` only up to a small interval. Rules
+        # A number may equal `start` although its range is a small interval around `start`: rules
         # widen ranges by rounding errors, even for operations that XLA simplifies away.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
@@ -250,9 +250,10 @@ def cumulative_sum(
         l1, l2 = c.l1 + rest * o.l1, c.l2 + rest * o.l2
         changed = others = moved(c.each + rest * o.each, l1, l2 * math.sqrt(count))
     else:
-        # There are two bounds in l2: N times the old l2 norm, and sqrt(N) times the old l1 norm.
-        # Reason for the second one: if one entry changes by d, the vector of results changes by at
-        # most sqrt(N) d in l2. If several entries change, these l2 norms add up.
+        # The new l2 norm has two bounds: N times the old l2 norm, and sqrt(N) times the old l1
+        # norm. The second one is true because a change of one entry by d changes the vector of
+        # results by at most sqrt(N) d in l2. If several entries change, sum this bound over the
+        # entries.
         changed, others = (
             moved(
                 rounding.up(added(d.each) * room), d.l1, min(d.l2 * count, d.l1 * math.sqrt(count))
@@ -362,9 +363,10 @@ def contract(
     load = float(rounding.up(total_over(products.magnitude, products.shape, summed)).max())
     pending = carried(PRODUCT, {}, (x, y), products)
     if narrow:
-        # Tensor cores align all terms with the largest term, so each term may have an error of up
-        # to 2 u times the largest term. So each term is treated like a sum of four terms whose
-        # magnitudes add up to the largest term.
+        # Tensor cores align all terms with the largest term. So each term may have an error of up
+        # to 2 u times the largest term, where u is the unit roundoff. To cover this error, each
+        # term counts as a sum of four terms, and the magnitudes of the four add up to the largest
+        # term.
         top = float(products.magnitude.max())
         terms, weight = max(4, pending.terms), max(top, pending.weight)
         pending = pending.having(terms=terms, weight=weight, factor=1.0)

@@ -41,7 +41,8 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
         # Only the middle entry of this array can change. `check_surrounded` must refuse sums of
-        # such an array, but could not recognize it from bounds on rows. So it is refused here.
+        # such an array, but cannot recognize the array if only bounds on rows are left. So the
+        # array is refused here.
         raise RefusalError(
             f"proofs do not support combining an array with records along axis {axis} and an array "
             "in which only one entry along this axis can change"
@@ -76,7 +77,8 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
     repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
     if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
         raise RefusalError(f"proofs do not support broadcasting shape {x.shape} to {shape}")
-    # If the axis of a single record is repeated, it no longer indexes records.
+    # If there is a single record and the axis of records is repeated, this axis no longer indexes
+    # records.
     if x.axis in repeated:
         x = as_dense(x)
     copies = math.prod(shape[k] for k in repeated)

@@ -10,7 +10,8 @@ import numpy as np
 from dpjax._tracing._walks import JITS, Atom, Equation, aval, called, parts
 from dpjax.proving._value import Abstract
 
-# The largest numbers of operations that `Scope` and `Reader` go back from a variable.
+# Searches go backward from a variable: `Scope` by at most `_DEPTH` operations, and `Reader` by at
+# most `MOST_STEPS`.
 _DEPTH, MOST_STEPS = 16, 40
 
 

@@ -320,9 +320,10 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
-# Tighter bounds under add-or-remove-one. They use two facts. The row of a removed record becomes
-# the row of an empty slot, not an arbitrary row. If records are permuted, an array has the same
-# rows in another order. Other rules know only that its rows stay in the same range.
+# Tighter bounds under add-or-remove-one. They use two facts. First, the row of a removed record
+# becomes the row of an empty slot, not an arbitrary row. Second, if records are permuted, an array
+# with a row for each record has the same rows in another order. Other rules use neither fact: they
+# know only the range of the rows.
 Tightening = Callable[[Applied], Abstract]
 
 

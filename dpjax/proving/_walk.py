@@ -39,7 +39,7 @@ from dpjax.proving._value import (
     constant,
 )
 
-# The beginning and the end of refusals.
+# The message of a refusal begins with `_NO_PROOF` and ends with `_SAMPLED`.
 _NO_PROOF, _SAMPLED = "no proof for ", ". Or sample it (dpjax.sample_sensitivity)"
 _ONE_BY_ONE = "it adds up records one by one. Use jnp.sum or jnp.cumsum"
 _INSIDE = "sums inside of this operation stay sums of floats. Sum outside of it"
@@ -97,7 +97,7 @@ class Walk:
     # For each float sum over records that a release cannot compute exactly: the reason.
     inexact: dict[exact_programs.Path, str] = dataclasses.field(default_factory=dict)
     # Tighter bounds on arrays whose rows each depend on one record. They were found by splitting
-    # the box of all records.
+    # the box that contains all records into smaller boxes.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
     # For each array: bounds on the array in each cell (`_cells.py`). A cell is a small part of the
     # range of an earlier array, from which this array is computed.
@@ -159,8 +159,9 @@ class Walk:
                 # results without it.
                 outputs, refusal = [], located(raised, equation, place)
                 refused.update(dict.fromkeys(equation.outvars, refusal))
-                # In two cases, the refusal is raised at once: a side effect is visible outside of
-                # the program, and an overflow violates the assumptions of lemmas.
+                # The refusal is raised at once if the operation has a side effect, because that is
+                # visible outside of the program. It is also raised at once for an overflow, because
+                # that violates the assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise refusal from None
             # The walk of an inner program changes `path` and `line`. It does not restore them if it

@@ -192,7 +192,8 @@ def pooled_sum(x: Abstract, sums_of: SumsOf = Sums.of, **parameters: Any) -> Abs
     wide = [k for k in range(len(x.shape)) if windows.moves(k)]
 
     def added(array: np.ndarray, pick: Any = np.maximum) -> np.ndarray:
-        # If all entries have the same bounds, so have all windows, except those with padding.
+        # If all entries have the same bounds, then all windows without padding have the same
+        # bounds. A window with padding has fewer terms, so its sum may be nearer to 0.
         if all(array.shape[k] == 1 for k in wide) and not windows.are_few(x.shape):
             return count * (pick(array, 0.0) if windows.pads else array)
         windows.check(x.shape)
@@ -459,7 +460,8 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
         l1 = float(rounding.times(d.l1, column))
         each = np.minimum(each, rounding.times(d.l1, sizes.max() * room))
-        # A change by d of one entry changes the results by at most d times the norm of its column.
+        # The convolution is a matrix. If one entry changes by d, the results change by d times a
+        # column of the matrix. `column2` bounds the l2 norms of all columns.
         most2 = min(rounding.times(d.l2, l2), rounding.times(d.l1, column2))
         return erring((each, l1, float(most2)), error, shape, x.axis, _touched(d, by_one))
 

@@ -33,7 +33,9 @@ from dpjax.targets._host import host_target
 _LONGEST_WORD = 1024
 _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
-_NAP = 0.05  # The number of seconds between two checks whether the program has ended.
+# Seconds. The parent waits at most this long for the program's pipes, and then checks whether the
+# program has ended.
+_NAP = 0.05
 Process = subprocess.Popen[bytes]
 # The shell sets two limits, and then replaces itself by the program. `ulimit -f` limits every file
 # to 524288 blocks of 512 bytes (256 MiB). The OOM score makes Linux kill this process first if

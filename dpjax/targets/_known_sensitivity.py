@@ -60,9 +60,9 @@ def sqrt_up(exact: Fraction) -> float:
     return round_up(Fraction(root, 2**shift))
 
 
-# A function that maps n (None if not given) and the dtype of the computation to bounds on the
-# change of each coordinate of a value. If the bound is known for a single norm, it may be given as
-# one number.
+# A function of n (None if not given) and the dtype of the computation. It returns bounds on the
+# change of each coordinate of a value. If the target has a bound in only one norm, the function may
+# return this bound as the only number.
 Bound = Callable[[int | None, np.dtype], Sequence[Fraction]]
 
 

@@ -30,15 +30,17 @@ from dpjax.targets._minimizers import check_strength, inverse_factor
 _STRIDE = 0.99
 # Every record has two products, slope * beyond and spare * short (see `Point`). Both are 0 at the
 # solution. The last steps aim to make both products equal to a small number, the gap. The gap is at
-# least a fraction of the cap. If a slope is near the cap, the record's margin then has an error of
-# about this fraction. In float32 the fraction is a tenth of eps. In float64 it is 1e-12, because a
-# tenth of eps might not be reached in a fixed number of steps.
+# least a fraction of the cap. If a record's slope is near the cap, its `beyond` is about gap / cap
+# instead of 0. So the record's margin has an error of about this fraction. In float32 the fraction
+# is a tenth of eps. In float64 it is 1e-12, because a tenth of eps might not be reached in a fixed
+# number of steps.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
 # The gap is also at least this number times cap^2 eps. This limits the Hessian. The Hessian is a
 # sum: 1 on the diagonal for the penalty, and one term for each record. For a record of length 1,
 # the term is largest if the slope is half of the cap. Then the term is cap^2 / (8 gap), so it is at
-# most 1 / (128 eps). So the Cholesky factor has seven bits left for longer records, or for several
-# records with undecided slopes (see `_DECIDED`).
+# most 1 / (128 eps). A Cholesky factorization in floats works for sums up to about 1 / eps. This
+# leaves a factor of 128 for longer records, or for several records with undecided slopes (see
+# `_DECIDED`).
 _GAP_PER_CAP_IN_UNITS = 16
 # Each number h on the diagonal of the Hessian is increased by this number times eps h. The increase
 # covers the rounding errors of the Hessian, so that no pivot is negative. The increase changes the

@@ -108,7 +108,7 @@ def walk_error(
     return max(certified, walked) / strength + rounding
 
 
-# The weights, the gradient there, and the number of steps so far.
+# The weights, the gradient at these weights, and the number of steps so far.
 _State = tuple[jax.Array, jax.Array, jax.Array]
 
 

@@ -44,7 +44,7 @@ from dpjax.targets._minimizers import (
 _LARGEST_PULL = Fraction(2785, 10_000)
 # The proof needs a gradient that is shorter than some length. A shorter gradient also makes sampled
 # distances more accurate. So the loop goes on below this length as long as each step halves the
-# gradient. It stops when the gradient is this many times shorter than the proof needs, because
+# gradient. It stops when the gradient is shorter than this length divided by `_FAR_BELOW`, because
 # sampled distances would not improve further. Most problems get this far.
 _FAR_BELOW = 1024
 # Each iterative refinement divides the residual by 16 or more, until rounding errors dominate.

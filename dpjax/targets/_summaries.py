@@ -316,7 +316,7 @@ def letter_counts(*, width: int) -> BoundedSum:
             raise ValueError(f"records must have width {width}, got shape {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
-        # In a narrow dtype, the comparison with the codes of all letters could wrap around.
+        # A narrow dtype might not hold the codes of all letters, so they would wrap around.
         codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
