@@ -220,4 +220,9 @@ def test_what_no_price_covers_is_refused():
     with pytest.raises(ValueError, match="too small for the best of"):
         selected([approximate], law, 1e-5)
     assert selected([approximate], law, 1.1e-4).epsilon == 3.0
+    full = dpjax.learning.poisson_sampling(100, batch_size=10, capacity=11)
+    with pytest.raises(ValueError, match="too small for the best of"):
+        dpjax.accounting.dp_sgd_best_of_runs(
+            full, noise_multiplier=2.0, steps=2, delta=1e-5, dims=2, runs=10, shape=0
+        )
     assert dpjax.accounting.best_of_runs(guarantee(1.0, 0.3), runs=10).delta == 1.0

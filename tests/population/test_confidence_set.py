@@ -130,6 +130,18 @@ def test_p_values_are_multiples_of_one_over_seeds_and_one(found):
     assert p_values.max() > 0.9
 
 
+def test_another_release_has_the_set_that_it_has_alone(found, keys):
+    """Also after the search for the first one."""
+    found.interval()
+    again = found.given(keys(9), jnp.float32(0.7))
+    alone = dpjax.confidence_set(
+        keys(9), jnp.float32(0.7), PRIVATE, model=located, n=N, bounds=(-2.0, 4.0)
+    )
+    assert again.interval() == alone.interval() != found.interval()
+    with pytest.raises(ValueError, match="release must be like"):
+        found.given(keys(9), jnp.zeros(2))
+
+
 def test_a_set_covers_the_truth_and_leaves_out_others(found, keys):
     """600 runs, at a false-alarm rate of 1e-6: the upper limit of coverage must reach .95."""
     simulation = dataclasses.replace(found._simulation, seeds=39)
@@ -298,6 +310,7 @@ REFUSED = {
     "bounds of one end": ({"bounds": 3.0}, ValueError, "bounds must be"),
     "bounds in reverse": ({"bounds": (1.0, 0.0)}, ValueError, "bounds must be"),
     "infinite bounds": ({"bounds": (0.0, np.inf)}, ValueError, "bounds must be"),
+    "bounds of two shapes": ({"bounds": (np.zeros(2), np.ones(3))}, ValueError, "one structure"),
     "no model": ({"model": 3}, TypeError, "model must be a function"),
     "no statistic": ({"statistic": 3}, TypeError, "statistic must be a function"),
 }

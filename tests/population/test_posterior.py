@@ -315,6 +315,8 @@ def test_numbers_that_no_release_holds_are_refused(bank, keys):
     of_floats = dpjax.simulation_bank(
         keys(1), mean, prior=jax.random.uniform, model=bernoulli, n=N, draws=500
     )
+    with pytest.raises(ValueError, match="release must not be NaN"):
+        of_floats.posterior(np.nan)
     for number in (np.inf, -np.inf, 1e38):
         with pytest.raises(ValueError, match="none of the 500 simulated databases"):
             of_floats.posterior(number)

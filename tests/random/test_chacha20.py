@@ -10,6 +10,7 @@ import pytest
 import dpjax
 from dpjax.random import _chacha20, _samples
 from dpjax.random._keys import split_on_host
+from dpjax.random._lattice import lattice_laplace
 
 # RFC 8439: section 2.3.2, and the keystream vectors 1 to 5 of appendix A.1.
 _INCREASING = bytes(range(32)).hex()
@@ -159,6 +160,21 @@ def test_bits_are_uniform(width, key):
     for bit in range(width):
         # A false alarm once in 1.7 million.
         assert abs(((bits >> bit) & 1).mean() - 0.5) < 5 * 0.5 / np.sqrt(bits.size)
+
+
+@pytest.mark.parametrize(
+    ("draw", "most"),
+    [
+        (lambda key, count: jax.jit(lambda k: jax.random.bits(k, (count,))).lower(key), 2**32),
+        (lambda key, count: jax.eval_shape(lambda k: lattice_laplace(k, (count,)), key), 2**31),
+    ],
+    ids=["words", "noise"],
+)
+def test_no_counter_starts_again(draw, most, key):
+    """A key draws no more than its counters of 32 bits tell apart."""
+    draw(key, most - 16)
+    with pytest.raises(ValueError, match="the limit of one key"):
+        draw(key, most)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import collections
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -122,3 +123,6 @@ def test_bad_arguments_are_refused():
         targets.letter_counts(width=2)(jnp.ones((3, 4), "int32"))
     with pytest.raises(TypeError, match="integer codes"):
         counts(np.zeros((3, 2), np.float32))
+    large = jax.ShapeDtypeStruct((2**28, 8), np.uint8)
+    with pytest.raises(ValueError, match="n times the width must be at most 2147483647"):
+        jax.eval_shape(targets.letter_counts(width=8), large)
