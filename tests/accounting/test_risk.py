@@ -228,9 +228,7 @@ def test_what_is_wrong_is_refused():
     with pytest.raises(ValueError, match="epsilon and delta, or advantage alone, must be given"):
         accounting.dp_sgd_noise_multiplier(sampling, epsilon=1.0, steps=1, dims=1)
     full = dpjax.learning.poisson_sampling(100, batch_size=10, capacity=11)
-    with pytest.raises(
-        ValueError, match=r"no noise multiplier .* reaches advantage=0\.1"
-    ):
+    with pytest.raises(ValueError, match=r"no noise multiplier .* reaches advantage=0\.1"):
         accounting.dp_sgd_noise_multiplier(full, advantage=0.1, steps=2, dims=1)
     with pytest.raises(TypeError, match="releases must be mechanisms or guarantees"):
         accounting.risk(1.0)

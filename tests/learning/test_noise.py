@@ -405,6 +405,24 @@ def test_one_state_of_a_privatizer_is_not_for_many_sums():
             jax.vmap(lambda x, state: of_dot(x, noise, state), (0, None))(FOLDS, state)  # noqa: B023
 
 
+def test_states_of_a_privatizer_are_mapped_over_together_with_sums():
+    """A bound that is not mapped over, as at first, has no lanes."""
+    counter = optax.GradientTransformation(
+        lambda _: jnp.float32(0), lambda u, s, p=None: (u + s, s + 1)
+    )
+    noise = learning.with_privatizer(counter, batch_size=1)
+    first = noise.init(jnp.zeros(2))
+    states = [dataclasses.replace(first, inner=jnp.float32(i)) for i in range(len(FOLDS))]
+    alone = [of_dot(x, noise, state)[0] for x, state in zip(FOLDS, states, strict=True)]
+    assert len(np.unique(alone)) > len(FOLDS)
+    inner = jnp.arange(len(FOLDS), dtype=jnp.float32)
+    lanes = dataclasses.replace(first, inner=inner)
+    axes = 0, dataclasses.replace(first, inner=0, norm_bound=None)
+    found, after = jax.vmap(lambda x, state: of_dot(x, noise, state), axes)(FOLDS, lanes)
+    np.testing.assert_allclose(found, alone, rtol=1e-6)
+    assert np.all(after.norm_bound > 0)
+
+
 def test_the_division_of_a_sum_by_its_bound_is_charged():
     """Rounding moves quotients of long sums by more than 1: by 1.01, if it is not charged.
 

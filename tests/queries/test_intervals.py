@@ -6,6 +6,7 @@ of 0.8 times the ideal width, that of the true distribution of the error. The me
 the ideal by the factor of the case, which is above 1 where several noisy numbers make one.
 """
 
+import dataclasses
 import json
 import operator
 
@@ -522,6 +523,24 @@ def test_where_nothing_is_known_interval_says_why():
         jax.jit(lambda key: dpjax.laplace(1.0, 1.0)(key, 50).interval())(KEYS[0])
     with pytest.raises(ValueError, match="confidence must be strictly between 0 and 1"):
         release.interval(confidence=1)
+
+
+def test_noise_of_ones_own_has_no_interval_of_another():
+    """Its quantiles are those of its distribution, whatever it is called."""
+    wider = dataclasses.replace(
+        dpjax.random.LAPLACE, tail_quantile=lambda p: 3 * dpjax.random.LAPLACE.tail_quantile(p)
+    )
+    made = [
+        dpjax.mechanisms.additive(
+            1.0, 1.0, norm="l1", noise=noise, multiplier=lambda epsilon, delta: 1 / epsilon
+        )
+        for noise in (dpjax.random.LAPLACE, wider)
+    ]
+    usual, other = (mechanism(KEYS[0], 50) for mechanism in made)
+    assert float(usual.interval()[0]) < float(usual.value)
+    with pytest.raises(ValueError, match="quantiles of laplace noise are not stored"):
+        other.interval()
+    assert made[1].error() > 2 * made[0].error()
 
 
 def test_descriptions_are_json():
