@@ -223,7 +223,8 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
     """Returns an immutable copy of `categories`: the number of categories by attribute."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
-            f"categories must map names to numbers of categories, got {_checks.shown(categories)}"
+            "categories must map one or more names to numbers of categories, got"
+            f" {_checks.shown(categories)}"
         )
     sizes = {
         name: _checks.integer(f"categories[{name!r}]", size, least=2)

@@ -241,6 +241,7 @@ def of_top(table, by):
     _, asked, axes, cells_of, _, _ = asked_by(
         lambda: table.top("x", 1, keys=[99, -9, 2], by=by, epsilon=1.0), "_counted"
     )
+    axes = (*asked.cells.axes, *axes)
     query = asked.of_people(queries.histogram_query(math.prod(len(keys) for _, keys in axes)))
     return query(queries.PaddedRecords(cells_of(table, asked).codes, asked.present)), query
 

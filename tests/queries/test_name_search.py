@@ -14,6 +14,7 @@ import dpjax
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._values import NeighboringRelation
 from dpjax.queries import name_search
+from dpjax.release import _draw
 from dpjax.release._draw import draw_of
 from dpjax.targets import encode_text
 
@@ -104,11 +105,13 @@ def test_nobody_who_is_removed_loses_more_than_epsilon():
     ("relation", "moved"),
     [(NeighboringRelation.REPLACE_ONE, 2), (NeighboringRelation.ADD_OR_REMOVE_ONE, 1)],
 )
-def test_noise_is_drawn_at_the_scale_of_the_relation(relation, moved):
+def test_noise_is_drawn_at_the_scale_of_the_relation(relation, moved, monkeypatch):
     """What is drawn from is not the mechanism itself: it lacks what decides nothing."""
     search = name_search(1.0, threshold=1, relation=relation, **SMALL)
+    structures, compiled = [], _draw._compiled
+    monkeypatch.setattr(_draw, "_compiled", lambda x: structures.append(x) or compiled(x))
     draw = draw_of(search, TreeSpec.of(padded(encode_text(PEOPLE, width=4))))
-    drawn_from = jax.tree.unflatten(draw._structure, draw.numbers)
+    drawn_from = jax.tree.unflatten(*structures, draw.numbers)
     assert drawn_from._level().scale == search._level().scale == moved * 4
 
 
