@@ -345,8 +345,6 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
         l2: the second bound, on the l2 norm.
         slip: the rounding error of each entry, which is added to the second bound.
     """
-    if found.axis is not None:
-        return found
     size = math.prod(found.shape)
     moved = rounded_up(each + slip, l1 + slip * size, l2 + slip * math.sqrt(size))
     return meet(found, changed=moved, others=moved)

@@ -324,6 +324,14 @@ def test_terms_beyond_the_range_of_a_sum_have_no_proof():
             dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm="l1")
 
 
+def test_an_exact_sum_by_place_is_not_rounded_to_integers():
+    """Then a sum of 0.99 and of 1 would be 0 and 1."""
+    places, spec = jnp.zeros((N, 1), int), jax.ShapeDtypeStruct((N,), jnp.float32)
+    target = lambda x: ExactScatter(0, 1)(jnp.zeros(1, int), places, x)  # noqa: E731
+    with pytest.raises(dpjax.proving.NoProofError, match="updates have the dtype"):
+        dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm="l1")
+
+
 def test_factors_that_overflow_together_are_refused():
     spec = jax.ShapeDtypeStruct((1000,), jnp.float32)
     target = lambda x: ExactSum(-60)(x * 2.0**60)  # noqa: E731

@@ -13,6 +13,8 @@ from jax.extend.core.primitives import lt_to_p
 import dpjax
 from all_pairs import N, all_pairs, bounds_of
 from dpjax.proving import Ball, Interval, NoProofError
+from dpjax.proving._exact_sums import ExactScatter, ExactSum
+from dpjax.proving._exact_variances import ExactVariance
 from dpjax.queries import PaddedRecords
 from random_programs import distance
 from white_box import check_every_step
@@ -133,6 +135,11 @@ REFUSED = {
     "total order": (lambda x: lt_to_p.bind(x, jnp.zeros_like(x)), "order of numbers that may"),
     "maximum with -inf": (lambda x: jnp.maximum(x, -jnp.inf), "infinite or NaN"),
     "loop": (lambda x: lax.fori_loop(0, 3, lambda _, c: c + x, x), "no proof for scan"),
+    "an exact sum": (ExactSum(0), "must be finite numbers"),
+    "an exact sum by place": (
+        lambda x: ExactScatter(0, 1)(jnp.zeros(1), jnp.zeros((N, 1), int), x), "finite updates"
+    ),
+    "an exact variance": (ExactVariance(0.0, 0, float(N)), "must be a variance over the records"),
     "a branch": (lambda x: lax.cond((x > 0).sum() > 1, lambda: x, lambda: -x), "a cond or switch"),
     "shuffled by a table": (lambda x: x[np.array([2, 0, 1])], "do not support NaN"),
 }  # fmt: skip

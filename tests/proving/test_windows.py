@@ -171,6 +171,10 @@ REFUSED = {
     "finite kernel": lambda x: convolved(x, x.sum(0)[..., None]),
     "batch_group_count": lambda x: convolved(x, WIDE[:, :, :2], batch_group_count=2),
     "highest": lambda x: convolved(x, WIDE, precision="default"),
+    "same dtype": lambda x: convolved(
+        x.astype(jnp.int8), np.ones((2, 2, 1)), preferred_element_type=jnp.int32
+    ),
+    "only padding": lambda x: pooled(x, -np.inf, lax.max, pads=((0, 0), (-9, 12), (0, 0))),
     "infinite": lambda x: pooled(x, -np.inf, lax.max, pads=((0, 0), (2, 2), (0, 0))),
     "overflow": lambda x: convolved((100 * x).astype(jnp.int8), np.ones((2, 2, 1))),
 }
