@@ -51,6 +51,7 @@ TARGETS = {
         (-1, 1),
         ["exact sum"],
     ),
+    "a mean beside a median": (lambda x: x.mean() + jnp.median(x), (-1, 1), ["exact sum"]),
     "gradient": (gradient, LABELED, ["exact sum"]),
     "ridge, which has no proof": (ridge, LABELED, ["exact sum", "exact sum"]),
 }  # fmt: skip
