@@ -183,9 +183,10 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
 
         Raises:
             TypeError: if the query is not a real number.
-            ValueError: if the query is not a scalar, or if `vmap` maps over queries but not over
-                states.
+            ValueError: if the query is not a scalar, the mechanism is a batch of mechanisms, or
+                `vmap` maps over queries but not over states.
         """
+        refuse_batch(self)
         self._check_unclamped()
         answer = _checks.real_arrays("query", query)
         if not jax.tree_util.all_leaves([answer]) or answer.shape != ():

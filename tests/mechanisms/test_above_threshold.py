@@ -158,6 +158,17 @@ def test_a_state_serves_one_query_and_ends_with_the_positives(mechanism, key):
         mechanism.step(state, jnp.zeros(3))
 
 
+def test_a_batch_of_mechanisms_answers_nothing(mechanism, key):
+    """Its noises for one query would all be one draw, at several scales."""
+    batch = jax.vmap(lambda epsilon: dpjax.above_threshold(1.0, epsilon, threshold=0.5))(
+        jnp.array([0.5, 10.0])
+    )
+    state = mechanism.start(key)
+    for use in (lambda: batch.start(key), lambda: batch.step(state, 0.0)):
+        with pytest.raises(ValueError, match="must be a single mechanism, got a batch of shape"):
+            use()
+
+
 def test_a_start_is_told_to_ledgers(mechanism, key, tmp_path):
     with KeyLedger(tmp_path / "keys"):
         state = mechanism.start(key)

@@ -294,6 +294,17 @@ def test_traced_parameters_must_be_scalars(name):
         jax.jit(lambda e: EVERY[name][0](1.0, e).guarantee.epsilon)(jnp.ones(3))
 
 
+@for_each("name", EVERY)
+def test_a_batch_of_mechanisms_releases_nothing(name, key):
+    """Its scales would be those of the coordinates of one value, one of them for each epsilon."""
+    make, value = EVERY[name]
+    batch = jax.vmap(lambda epsilon: make(1.0, epsilon))(jnp.linspace(0.5, 10.0, len(value)))
+    private = dpjax.privatize(lambda database: database, batch)
+    for release in (batch, batch.unpaid_draw, private, jax.jit(batch.unpaid_draw)):
+        with pytest.raises(ValueError, match="must be a single mechanism, got a batch of shape"):
+            release(key, value)
+
+
 # Events for accountants.
 
 
