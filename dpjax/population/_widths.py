@@ -9,6 +9,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
+from dpjax._tracing._programs import Program
 from dpjax.population._bank import SimulationBank, simulation_bank
 from dpjax.population._posterior import LEAST_SIZE, Draws
 from dpjax.population._world import Model, World
@@ -119,15 +120,17 @@ def posterior_widths(
 
 
 def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) -> SimulationBank:
-    """Returns the bank for another mechanism. Exact values do not depend on the mechanism."""
-    world, population = bank._world, bank._world.population
-    other = World.of(sampling_key(key), private, world.prior, population.model, population.n, None)
-    here, there = ((law.values, law.published) for law in (world.laws[0], other.laws[0]))
-    if here != there:
-        raise ValueError(
-            "private must compute arrays of the same shape for every epsilon, got different shapes"
-        )
-    return dataclasses.replace(bank, _world=other)
+    """Returns the bank for another epsilon.
+
+    Exact values are simulated again only if the target depends on epsilon, as by its bounds.
+    """
+    world, spec = bank._world, jax.eval_shape(sampling_key, key)
+    model, n = world.population.model, world.population.n
+    other = World.of(sampling_key(key), private, world.prior, model, n, None)
+    here, there = (Program.trace("private", x.simulated, spec) for x in (world, other))
+    if here.fingerprint == there.fingerprint:
+        return dataclasses.replace(bank, _world=other)
+    return simulation_bank(key, private, prior=world.prior, model=model, n=n, draws=bank.draws)
 
 
 def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:

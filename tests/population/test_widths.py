@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import dpjax
-from dpjax.population._widths import _check_size
+from dpjax.population._widths import _check_size, _with_other_noise
 
 
 def private(n, epsilon):
@@ -46,6 +46,24 @@ def test_a_cell_with_a_narrow_posterior_is_refused_and_not_left_out():
     with pytest.raises(ValueError, match=r"draws=10,000 is too small: .* such as 5e\+04"):
         _check_size(800, 3.0, cell, 10_000)
     _check_size(800, 3.0, {"effective_size": np.array([900.0, 100.0])}, 10_000)
+
+
+def test_a_target_that_depends_on_epsilon_is_simulated_for_each(keys):
+    """Where only the noise differs, the values of one epsilon are those of all."""
+
+    def clipped(largest, epsilon):
+        mechanism = dpjax.laplace(largest / 20, epsilon)
+        return dpjax.privatize(lambda x: jnp.clip(x, -largest, largest).mean(), mechanism)
+
+    def bank(private):
+        given = {"prior": jax.random.normal, "model": model, "n": 40, "draws": 200}
+        return dpjax.simulation_bank(keys(1), private, **given)
+
+    first = bank(clipped(1.0, 1.0))
+    assert _with_other_noise(first, keys(1), clipped(1.0, 3.0)).values is first.values
+    other = _with_other_noise(first, keys(1), clipped(3.0, 3.0))
+    np.testing.assert_array_equal(other.values[0], bank(clipped(3.0, 3.0)).values[0])
+    assert np.max(other.values[0]) > 1 >= np.max(first.values[0])
 
 
 def test_wrong_arguments_are_refused_by_name(keys):
