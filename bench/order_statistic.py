@@ -43,7 +43,7 @@ def run(rounds: int = 5) -> None:
                 ours,
                 fast.seconds["numpy"],
                 1,
-                "NumPy's own selection, after a pass that looks for NaN and negative distances",
+                "NumPy selects among the bit patterns, as unsigned integers",
             ),
             Row(job, "lax.top_k", ours, fast.seconds["top_k"]),
             Row(job, "jnp.sort", ours, fast.seconds["sort"]),

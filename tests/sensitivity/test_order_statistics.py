@@ -76,6 +76,7 @@ MANY = {
     "periodic": lambda rng: np.arange(COUNT) % 84,
     "two values": lambda rng: np.where(np.arange(COUNT) < COUNT // 2, 1.0, INF),
     "one value": lambda rng: np.zeros(COUNT),
+    "zeros of both signs": lambda rng: np.where(rng.random(COUNT) < 0.5, -0.0, rng.random(COUNT)),
     "half nan": lambda rng: np.where(rng.random(COUNT) < 0.5, NAN, rng.standard_normal(COUNT)),
     "one outlier": lambda rng: np.append(np.full(COUNT - 1, 2.0), 3.0),
 }
