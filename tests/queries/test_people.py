@@ -118,6 +118,10 @@ CASES = {
         ),
         [{}, MANY_WARDS],
     ),
+    "sums of sums of what is left": (
+        PEOPLE(queries.by(TOTAL, **BY_WARD), rows=2, groups={"ward": 2}, per_person="sum"),
+        [{}, MANY_WARDS],
+    ),
     "groups of another column": (PEOPLE(POSITIVE, rows=2, groups={"ward": 2}, of="value"), [{}]),
     "quantiles": (
         PEOPLE(queries.quantile_scores((0.5, 0.25), grid=[0, 1]), rows=2, of="value"),
