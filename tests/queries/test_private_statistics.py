@@ -332,6 +332,16 @@ def test_the_number_of_records_decides_nothing_where_it_is_private(key):
         queries.private_mean(key, np.ones(4), lower=0, upper=2, epsilon=1.0, relation=ADD)
 
 
+def test_an_empty_slot_is_no_record_where_the_number_of_records_is_public(key):
+    numbers = np.float32([0.5, 1.5, 0.25])
+    of = {"lower": 0, "upper": 2, "epsilon": 1e5, "relation": REPLACE}
+    for database in (numbers, queries.padded_records(numbers, capacity=6)):
+        release = queries.private_mean(key, database, **of)
+        assert float(release.value) == pytest.approx(0.75, abs=1e-3)
+        low, high = release.interval()
+        assert 0.749 < low < high < 0.751
+
+
 def test_a_mean_is_traced_once_for_each_interval(key, monkeypatch):
     traced, clamp = [], _moments.clamp
     monkeypatch.setattr(_moments, "clamp", lambda *xs: traced.append(xs[1:]) or clamp(*xs))
