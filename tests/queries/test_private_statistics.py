@@ -334,7 +334,7 @@ def test_the_number_of_records_decides_nothing_where_it_is_private(key):
 
 def test_an_empty_slot_is_no_record_where_the_number_of_records_is_public(key):
     numbers = np.float32([0.5, 1.5, 0.25])
-    of = {"lower": 0, "upper": 2, "epsilon": 1e5, "relation": REPLACE}
+    of = {"lower": 0, "upper": 2, "epsilon": 1e5, "relation": REPLACE, "missing": "lower"}
     for database in (numbers, queries.padded_records(numbers, capacity=6)):
         release = queries.private_mean(key, database, **of)
         assert float(release.value) == pytest.approx(0.75, abs=1e-3)
