@@ -13,6 +13,7 @@ import dpjax
 from dpjax import Guarantee, SampledEvent
 from dpjax.accounting import _compose_at, compose, compose_at, zcdp_to_epsilon
 from dpjax.accounting._compose_at import optimal_epsilon
+from dpjax.accounting._concentrated import largest_rho
 
 METHODS = ("drv", "kov", "optimal", "zcdp", "renyi", "pld")
 methods = pytest.mark.parametrize("method", METHODS)
@@ -147,6 +148,14 @@ def test_zcdp_agrees_with_peers(reference):
         assert row["bun_steinke"] <= simple <= row["bun_steinke"] * (1 + 1e-12)
         # What Gaussian noise of the same rho really has is less.
         assert zcdp_to_epsilon(rho, delta=delta) > float(row["gaussian_exact_same_rho"])
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-6, 0.5, 0.99])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 30.0])
+def test_the_largest_rho_is_reached_and_not_exceeded(epsilon, delta):
+    rho = largest_rho(epsilon, delta)
+    assert zcdp_to_epsilon(rho, delta=delta) <= epsilon
+    assert zcdp_to_epsilon(rho * (1 + 1e-6), delta=delta) > epsilon
 
 
 @pytest.mark.parametrize("rho", [1e-12, 1e-3, 1.0, 1e3])

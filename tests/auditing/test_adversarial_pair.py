@@ -134,6 +134,17 @@ def test_bounds_beyond_a_dtype_are_refused(key, dtype, bound):
         adversarial_pair(key, jnp.max, records, bounds=bound, norm="l1", steps=1)
 
 
+def test_a_target_without_a_gradient_is_searched_too(key):
+    """As many steps of a loop as the records say: the ends of the bounds are tried."""
+
+    def total(x):
+        steps = len(x) + jnp.sum(x > 2, dtype=int)
+        return jax.lax.fori_loop(0, steps, lambda i, found: found + x[i], 0.0)
+
+    found = adversarial_pair(key, total, NUMBERS, bounds=(0, 1), norm="l1", steps=2, restarts=4)
+    assert 0.9 < found.distance <= 1.001
+
+
 def test_a_value_that_is_no_number_shows_nothing(key):
     def nan(x):
         return jnp.sum(x) * jnp.nan

@@ -167,6 +167,9 @@ def test_a_step_before_the_first_one_has_no_turn():
     assert int(batch.turn.step) == -2
     with pytest.raises(ValueError, match="step must be from 0"):
         SAMPLING(seeded_key(0), step=-1)
+    for step in (1.5, True, jnp.zeros(2, int)):
+        with pytest.raises(ValueError, match="step must be an integer"):
+            SAMPLING(seeded_key(0), step=step)
     with pytest.raises(ValueError, match="step must be the number of the step"):
         SAMPLING(seeded_key(0))
 
