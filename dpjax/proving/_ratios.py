@@ -264,10 +264,12 @@ class _Ratios(Reader):
         while True:
             node = self.node(at)
             if node.name == "max" and not raised:
-                raised, terms = True, [x for x in node.operands if self.number(x) is None]
-                if len(terms) != 1:
+                # If all weights are public, both operands are public numbers.
+                raised, pairs = True, zip(node.operands, node.operands[::-1], strict=True)
+                sums = [one for one, other in pairs if self.number(other) is not None]
+                if not sums:
                     break
-                at = self.plain(terms[0])
+                at = self.plain(sums[0])
             elif node.name == "broadcast_in_dim":
                 kept = node.equation.params["broadcast_dimensions"]
                 before, after = (aval(x).shape for x in (node.equation.invars[0], node.atom))
