@@ -128,9 +128,9 @@ def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -
     found = _checks.described(records)
     if found == "texts":
         raise TypeError(
-            f"{name} must be numbers of shape {wanted}, got texts: convert the texts to their"
-            " positions in a public list, for example by"
-            " pandas.Index(public).get_indexer(column), or count them by dpjax.queries.by"
+            f"{name} must be numbers of shape {wanted}, got texts: convert each text to its"
+            " position in a public list, for example by"
+            " pandas.Index(public).get_indexer(column), or use dpjax.queries.by to count the texts"
         )
     remedy = ""
     if getattr(records, "ndim", None) == 1 and all(len(shape) == 2 for shape in shapes):

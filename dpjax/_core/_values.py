@@ -305,8 +305,8 @@ class Inside:
         target: the function that is evaluated on the database. For a query, it may differ from the
             query.
         mechanism: the mechanism that adds noise to the value of this function.
-        published: computes the published value from the noisy value, by public facts; None if both
-            are the same.
+        published: computes the published value from the noisy value, and uses only public facts;
+            None if the two values are the same.
         read: computes the noisy value from the published value, for `mechanism.log_prob`.
     """
 

@@ -19,8 +19,8 @@ _LEAST = np.finfo(np.float32).tiny
 # A generous bound on the relative error of SciPy's inverse incomplete beta functions.
 _BETA_ROUNDING = 1e-9
 # A `TailBand` has several points, and a limit for each point. The rank of each point is `_RATIO`
-# times the rank of the point before. A number x between two points gets the limit of the lower
-# point. That limit is at most about `_RATIO` times the limit that would be computed for x itself.
+# times the rank of the point before. For a number x between two points, the limit of the lower
+# point is used. It is at most about `_RATIO` times the limit that would be computed for x itself.
 _RATIO = 1.05
 # A bound on the relative rounding error of a sum of products of numbers in [0, 1].
 _SUM = 1e-12

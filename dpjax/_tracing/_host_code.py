@@ -386,7 +386,7 @@ def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
         & variables.keys()
     )
     # The code may access a submodule as an attribute of an installed package. `imports` contains
-    # each submodule whose name occurs in the code.
+    # each loaded submodule of these packages whose name occurs in the code.
     modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
     packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
     inside = [module for module in list(sys.modules) if module.startswith(packages)]

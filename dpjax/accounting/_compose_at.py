@@ -104,7 +104,7 @@ def compose_at(
     together = compose(*guarantees)
     if not math.isfinite(together.epsilon):
         raise ValueError(
-            f"releases must all have a finite epsilon, got releases that together have {together}"
+            f"releases must all have a finite epsilon, got releases with joint guarantee {together}"
         )
     if method in _BY_GUARANTEE:
         epsilon = _by_guarantee(guarantees, delta, _BY_GUARANTEE[method])

@@ -299,9 +299,9 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise ValueError(
             f"guarantee {known} cannot be converted to {relation}, because guarantees under "
-            f"{known.relation} do not protect the number of records: make the release under "
-            f"{relation}, or pay from a budget under {known.relation}, which accepts both "
-            "relations, such as Ledger(..., relation=dpjax.NeighboringRelation.REPLACE_ONE)"
+            f"{known.relation} do not protect the number of records. Make the release under "
+            f"{relation}, or pay from a budget under {known.relation}. Such a budget accepts both "
+            "relations, for example Ledger(..., relation=dpjax.NeighboringRelation.REPLACE_ONE)"
         )
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(

@@ -474,8 +474,9 @@ def rare_enough(epsilon: float, delta: float, steps: int) -> float:
 def share_of_batches(rate: float, separation: int) -> float:
     """Returns the probability that a batch contains a given record.
 
-    After each batch, a record waits for `separation` steps, and then joins each batch with
-    probability `rate`. For sampling by bins, `separation` is the number of bins, and the rate is 1.
+    After a batch that contains the record, the next `separation` - 1 batches do not contain it.
+    Each later batch contains it with probability `rate`, until one does. For sampling by bins,
+    `separation` is the number of bins, and the rate is 1.
     """
     return rate / (1 + (separation - 1) * rate)
 

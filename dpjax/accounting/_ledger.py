@@ -282,8 +282,8 @@ class Ledger(Account):
             self._undecided = relation
         elif stored is not relation:
             raise ValueError(
-                f"relation must be {stored}, the relation of the ledger {self.path.name}, which "
-                f"cannot change, got {relation}: pass "
+                f"relation must be {stored}, the relation of the ledger {self.path.name}, got "
+                f"{relation}. The relation of this ledger cannot change. Pass "
                 f"relation=dpjax.NeighboringRelation.{stored.name}, or use another ledger"
             )
 

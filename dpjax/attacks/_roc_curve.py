@@ -162,7 +162,8 @@ class RocCurve:
         if self.confidence is None:
             raise ValueError(
                 "this curve has no confidence limits, because it is from roc_curve(..., "
-                "confidence=None): limits need independent scores, one from each training"
+                "confidence=None). Confidence limits need independent scores: at most one score "
+                "from each training"
             )
         return (1 - self.confidence) / (4 * len(self._ranks()))
 
@@ -440,9 +441,9 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
 
 
 def _about_one_record(guarantee: Guarantee) -> Guarantee:
-    """Returns the guarantee in Python numbers.
+    """Returns the guarantee with its numbers converted to Python numbers.
 
-    Refuses it if it is not about replacing one record.
+    Raises ValueError if the guarantee is not for replacing one record.
     """
     claimed = concrete(guarantee)
     if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:

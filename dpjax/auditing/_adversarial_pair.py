@@ -335,9 +335,9 @@ def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
     arrays: list[jax.Array] = []
     for limit, spec, (u, v) in zip(search.limits, search.arrays(), uniforms, strict=True):
         inside, extreme = limit.inside(u, spec.dtype), limit.extreme(v, spec.dtype)
-        # In `two_kinds`, rows up to `place` are equal, and the rows after it are equal. So
-        # replacing the record at `place` by the last row moves one record from the first block to
-        # the second.
+        # In `two_kinds`, rows 0 to `place` are copies of one record, and all later rows are copies
+        # of another record. The last row replaces the row at `place`. So the replacement moves
+        # one record from the first block to the second.
         first, second = extreme[:1], extreme[1:2]
         second = jnp.where(jnp.all(first == second), limit.opposite(first), second)
         rows = jnp.arange(search.n + 1).reshape((-1, *(1 for _ in spec.shape[1:])))

@@ -29,7 +29,8 @@ _BATCHES_OF_SINGLES = 64
 # The allowed error of a mean, in standard errors. A test of a mean gives a false alarm once in 500
 # million.
 _SIGMAS = 6.0
-# A bound on the relative rounding error of a log probability in float32, for several coordinates.
+# A bound on the relative rounding error of a ratio of two probabilities. The log probabilities are
+# computed in float32, and outputs may have several coordinates.
 _ROUNDING = 1e-4
 # If a ratio exceeds e^6 times the median, the mean of the ratios depends on draws that are too rare
 # to test.

@@ -253,11 +253,11 @@ class Question:
 # For each score, `_EVEN` thresholds have evenly spaced ranks in the sample. Toward each end, the
 # ranks of `_TAIL` more thresholds are geometrically spaced.
 _EVEN, _TAIL = 256, 48
-# These numbers are called cautions. While an event is being chosen, the error probability is
-# divided by a caution. A larger caution widens the limits, so that no event is chosen only because
-# of a chance fluctuation of the sample. The first caution widens the limits by three standard
-# errors of the sample. It would reject every event if events are rare, epsilon is small or samples
-# are few. The smaller cautions are for these cases.
+# While an event is being chosen, the error probability is divided by one of these numbers, the
+# caution. A larger caution widens the limits, so that no event is chosen only because of a chance
+# fluctuation of the sample. The first caution widens the limits by three standard errors of the
+# sample. It would reject every event if events are rare, epsilon is small or samples are few. The
+# smaller cautions are for these cases.
 _CAUTIONS = (1e5, 30.0, 1.0)
 # A later score is preferred to an earlier score only if it improves the bound by this fraction,
 # because earlier scores have events that are simpler to describe.

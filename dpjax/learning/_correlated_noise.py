@@ -289,10 +289,10 @@ def _updates(
 def _combined(
     strategy: Strategy, newest: Limbs, kept: PyTree, diagonal: jax.Array, step: jax.Array
 ) -> Limbs:
-    """Returns the row of step t, rounded.
+    """Returns the integers to which step t adds its new noise.
 
-    It is C[t, t] times `newest`, plus the sum of C[t, j] times the stored noise of step j over all
-    earlier steps j.
+    They are C[t, t] times `newest`, plus the sum of C[t, j] times the stored noise of step j over
+    all earlier steps j. This total is rounded to integers.
     """
     total = _limbs.multiply(_limbs.from_integers(diagonal), newest)
     total = _limbs.add(total, strategy.earlier(kept, step))

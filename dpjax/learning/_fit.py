@@ -530,10 +530,10 @@ def of_people(
 
 
 def loss_of_person(loss: Loss) -> Loss:
-    """Returns the average loss of a person's examples, whose gradient is the average gradient.
+    """Returns the function that averages `loss` over the examples of a person.
 
-    A missing example is replaced by the person's first example with weight 0. It is not replaced by
-    zeros, because zeros might have a gradient of NaN, which is NaN even with weight 0.
+    A missing example is replaced by the person's first example, with weight 0. It is not replaced
+    by zeros: the gradient at zeros may be NaN, and 0 times NaN is NaN.
     """
     _checks.function("loss", loss)
 

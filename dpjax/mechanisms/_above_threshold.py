@@ -211,7 +211,10 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         return jnp.clip(jnp.where(jnp.isnan(answers), 0, answers), -high, high)
 
     def range(self) -> tuple[Scalar, Scalar]:
-        """The interval of the clamped answers. Its ends are over 10^13 sensitivities from 0."""
+        """The interval to which answers are clamped.
+
+        Both ends are farther from 0 than 10^13 times the sensitivity.
+        """
         exponent = self._noise().numbers.exponent
         high = as_number(power_of_two(exponent, jnp.result_type(float)) * 2.0**61)
         return -high, high

@@ -20,7 +20,7 @@ from dpjax.random._selected_index import indices_of_rows, peeled_indices, remain
 
 @frozen_pytree
 class SeveralSelections(SelectionMechanism):
-    """Selects an option of each row by its score; made by `select_each`.
+    """Selects one option for each row of scores; made by `select_each`.
 
     The attributes are those of `SelectionMechanism`; the norm may also be `sum_of_group_maxima`.
 

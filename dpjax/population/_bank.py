@@ -68,7 +68,7 @@ class SimulationBank:
         return jax.jit(functools.partial(_weighed, self._world))
 
     def posterior(self, release: Release | Value | Sequence[Release]) -> Posterior:
-        """The posterior given a release, from this bank alone.
+        """The posterior given a release, computed only from the draws in this bank.
 
         Args:
             release: a `Release`, or its value; a list if the bank is for several functions.

@@ -32,8 +32,8 @@ from dpjax.proving._slots import Applied, Slots, Tracked
 from dpjax.proving._value import Abstract, Pending, RefusalError, Tighter, constant, meet, over
 from dpjax.proving._walk import Step, Walk
 
-# Functions that have a lemma and treat each entry of one operand separately. The values of this
-# dictionary are the indices of these operands.
+# These functions have a lemma, and they treat each entry of one operand separately. The dictionary
+# maps the name of each function to the index of this operand.
 _LOOK_UPS = {"searchsorted": 1, "_interp": 0}
 
 
@@ -49,7 +49,7 @@ def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[T
 
 
 class PaddedWalk(Walk):
-    """A walk of a program whose abstract values are `Tracked`."""
+    """A walk that represents each value of the program by a `Tracked`."""
 
     def known(self, array: object) -> Tracked:
         """Returns the abstract value of a constant, which no permutation of records changes."""
@@ -75,7 +75,7 @@ class PaddedWalk(Walk):
     ) -> list[Any]:
         """Returns `outputs` unchanged.
 
-        `Walk.sharpened` uses facts that do not say how a result depends on the slots.
+        The facts that `Walk.sharpened` uses do not say how a result depends on slots for records.
         """
         return outputs
 

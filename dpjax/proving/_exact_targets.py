@@ -42,7 +42,7 @@ def exact_bounds(target: Target, specs: Database, public: RecordBounds) -> Recor
 class _Visit(Walk):
     """A walk that also enters functions whose value is bounded by a lemma.
 
-    The sums inside of such a function may be exact, too.
+    The sums inside of such a function are visited, because they may be exact, too.
     """
 
     def outputs(self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Any]) -> list[Any]:

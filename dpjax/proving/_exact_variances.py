@@ -71,7 +71,7 @@ class ExactVariance(exact_sums.Named):
         top = 2.0**self.exponent
         by_record = x.axis == 0 and x.others.is_zero and not x.nan and x.is_finite
         if not by_record or x.pending.coarse or (len(x.shape) > 2 and self.matrix):
-            raise RefusalError("an exact variance must be a variance over the records")
+            raise RefusalError("proofs support an exact variance only over the axis of the records")
         if not (
             _largest(x, self.center) <= top and 1 <= divisor <= n and abs(self.exponent) <= _MOST
         ):

@@ -336,8 +336,8 @@ class Loop:
         """Returns the partial sums after each step, for a carry to which all steps add terms."""
         if math.prod(terms.shape) > _MOST_SUMS:
             raise RefusalError(
-                "the loop returns more partial sums than proofs support. Sum the terms with "
-                "jnp.sum instead"
+                "the loop returns too many partial sums for a proof. Sum the terms with jnp.sum "
+                "instead"
             )
         sums = cumulative_sum(terms, 0, reverse=self.reverse)
         sums = dataclasses.replace(sums, pending=self._total(k, terms).pending)

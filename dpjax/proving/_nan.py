@@ -91,7 +91,7 @@ def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
         moves = np.logical_or.reduce(np.broadcast_arrays(*(a.each > 0 for a in ds)))
         if (moves & (d.each == 0)).any():
             raise RefusalError(
-                "the result may be NaN on some databases and the same number on all others, which "
-                "proofs do not support"
+                "proofs do not support a result that may be NaN on some databases and that is the "
+                "same number on all other databases"
             )
     return found

@@ -90,8 +90,9 @@ class Search(Reader):
 
     def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
         """Returns (a, axes) if a variable is `a` minus the means of `a` over `axes`; else None."""
-        # A new search starts here, because `steps` counts only operations that round the norm. The
-        # operations found here round x instead, and `_apart` bounds their error.
+        # A separate search follows the subtraction of the means, because `steps` counts only
+        # operations that round the norm. The means and the subtraction round x instead, and
+        # `_apart` bounds this error.
         search = Search(self.root)
         node = search.node(at)
         if node.name != "sub":

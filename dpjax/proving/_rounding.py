@@ -75,10 +75,10 @@ def unit(dtype: np.dtype) -> float:
 
 
 def elementary(dtype: np.dtype) -> float:
-    """Returns a bound on the error of an elementary function, in units of u.
+    """Returns a bound on the error of an elementary function, divided by the unit roundoff u.
 
-    XLA's implementations for CPUs and GPUs are within about 8 u in float32. In float64, log1p on a
-    CPU has an error of 128 u near -0.414.
+    XLA's implementations for CPUs and GPUs have errors up to about 8 u in float32. In float64,
+    log1p on a CPU has an error of 128 u near -0.414.
     """
     return 1024.0 if dtype.itemsize == 8 else 128.0
 

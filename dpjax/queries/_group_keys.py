@@ -382,7 +382,10 @@ def _merged(
 def distinct_rows(
     several: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct rows of words in increasing order, and the sum of the counts of each."""
+    """Returns the distinct rows of all pairs, in increasing order, and the count of each row.
+
+    Each pair contains rows of words, and a count for each row. The counts of equal rows are added.
+    """
     words, counts = map(np.concatenate, zip(*several, strict=True))
     if len(words) == 0:
         return words, counts

@@ -32,8 +32,8 @@ from dpjax.targets._summaries import exact_probability
 
 # The most cells of the histogram, for one group and for all groups together.
 _MOST_CELLS, _MOST_OF_GROUPS = 2**16, 2**22
-# If the wanted number of cells is between 2^12 and 2^14, at most 2^12 cells are used. A finer grid
-# would not be worth the larger program that draws its noise.
+# If the wanted number of cells is between 2^12 and 2^14, at most 2^12 cells are used. More cells
+# need a larger program to draw their noise, and the gain in accuracy is too small to justify it.
 _USUAL_CELLS = 2**12
 # The search looks for quantiles whose rank differs from the lowest and highest rank by at least
 # this many noise scales. This distance is limited to a quarter of all records.
@@ -167,8 +167,8 @@ def exact_probabilities(probabilities: Sequence[float | Fraction]) -> tuple[Frac
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
     """Returns the number of cells: a power of two, up to a limit.
 
-    Below this limit, a cell has at most about 1 / epsilon records, even where records are 10 times
-    as dense as on average.
+    Below this limit, a cell has at most about 1 / epsilon records, even where the density of
+    records is 10 times the average density.
     """
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
@@ -191,8 +191,8 @@ def _searched(
 def _nearest(cells: int, records: float, epsilon: float, quantiles: int) -> int:
     """Returns how many cells there are between a selected edge and the nearest thresholds.
 
-    Where records are `_DENSEST` times as dense as on average, the number of records in these cells
-    is about as large as the noise that is added to their count.
+    Where the density of records is `_DENSEST` times the average density, the number of records in
+    these cells is about as large as the noise that is added to their count.
     """
     noise = 3 * math.sqrt(10 * quantiles) / epsilon
     return max(1, int(min(noise * cells / (_DENSEST * records), cells / 2**6)))

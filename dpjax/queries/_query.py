@@ -243,7 +243,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        # The error of integers with noise does not depend on n.
+        # The error of integers with noise does not depend on the number of records.
         inside, facts = self._integers, noise.facts
         if not self._is_rounded or noise.kind != "noise":
             return noise

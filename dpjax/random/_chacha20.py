@@ -357,7 +357,10 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
 
 
 def consume(key: jax.Array) -> None:
-    """Tells `jax.debug_key_reuse` that a key was used, because it does not see `uniform_words`."""
+    """Tells `jax.debug_key_reuse` that a key was used.
+
+    JAX does not notice that `uniform_words` uses the key.
+    """
     jax.random.bits(key, (0,))
 
 

@@ -191,8 +191,9 @@ def _rows_from_first(
 ) -> tuple[list[PyTree], jax.Array]:
     """Computes samples from only the first random words of each sample.
 
-    Returns the samples, one array for each row, and which columns are open. A column is open if the
-    first words do not determine all of its samples. Each array has the shape (groups, columns).
+    A group is a table of samples. The result is a list that contains the samples of each row of the
+    tables, and an array that says which columns are open. A column is open if the first words do
+    not determine all of its samples. Each array has the shape (groups, columns).
     """
     counters, nonces = _shared_blocks(numbers[:, None], jnp.arange(ALONE, dtype=jnp.uint32)[None])
     block = _blocks(keys, counters, nonces, rounds[:, None])

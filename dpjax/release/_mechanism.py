@@ -206,7 +206,7 @@ class SensitivityMechanism(abc.ABC):
         return None
 
     def _accuracy(self, value: Value) -> Accuracy:
-        """Returns the accuracy of a release of values with these shapes and dtypes."""
+        """Returns the accuracy of a release whose value is like `value` in shapes and dtypes."""
         del value
         return UNKNOWN
 

@@ -110,8 +110,8 @@ def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
         whole_as_float = integers and jnp.issubdtype(sampled.dtype, jnp.floating)
         if not whole_as_float and _kind(leaf) != _kind(sampled):
             raise TypeError(
-                f"database must hold {sampled.dtype} in the array of shape {sampled.shape}, like "
-                f"the databases of the oracle, got {leaf.dtype}"
+                f"database must contain an array of shape {sampled.shape} with dtype "
+                f"{sampled.dtype}, as the oracle's databases do, got dtype {leaf.dtype}"
             )
         return as_dtype(leaf, sampled.dtype)
 

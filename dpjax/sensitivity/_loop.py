@@ -206,10 +206,10 @@ def sample_block(
             for part in [rest] if watch is None else watch.parts(rest, total - missing, layout):
                 if enough():
                     break
-                # While the host judges the last probed chunk, devices compute two more chunks. So
-                # the devices do not wait for the host. If the target is a sum, no chunk is probed.
-                # The sum has probes of its own, which the host judges after the first chunk is
-                # finished.
+                # Two more chunks are started before the host judges the probes of earlier chunks.
+                # So the devices have work while the host judges. If the target is a sum, no chunk
+                # is probed. The sum is probed separately, and the host judges these probes after
+                # the first chunk is finished.
                 run(probed + part, max(len(probed) + 2, 3))
             enough()
         finally:

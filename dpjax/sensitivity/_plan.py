@@ -70,10 +70,11 @@ class Sampling:
         made = cls(placed(key, layout), pair, layout, team, *more)
         if len(layout.local) < len(layout.devices) and len(team.meet(digest(made.run))) > 1:
             raise ValueError(
-                "processes must make the same call, with one key, target, oracle and size, and"
-                " compile it in the same way: on the same model of processor or device, with the"
-                " same XLA_FLAGS and version of JAX. At least two of them differ. Make the key"
-                " from one seed, or broadcast it"
+                "processes must make the same call, with the same key, target, oracle and size."
+                " They must also compile the call in the same way: on the same model of processor"
+                " or device, with the same XLA_FLAGS and the same version of JAX. At least two"
+                " processes differ. Make the key from the same seed in all processes, or broadcast"
+                " the key"
             )
         return made
 

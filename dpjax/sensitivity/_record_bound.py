@@ -139,7 +139,8 @@ def record_bound(
     moved = longest * margin / (n * strength) * _OUTWARD
     if not sys.float_info.min <= moved < math.inf:
         raise ValueError(
-            f"regularization={strength} gives a bound of {moved}, which is out of range"
+            f"regularization={strength} gives {moved} as a bound on the sensitivity, but the bound "
+            "must be finite, and not below the smallest normal float"
         )
     drawn = Program.trace("oracle", oracle.record, jax.ShapeDtypeStruct((), key.dtype))
     words = np.asarray(jax.random.key_data(key)).tolist()

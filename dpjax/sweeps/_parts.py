@@ -169,7 +169,7 @@ def _as_words(step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the results of a draw, with words converted to keys of the same kind as `key`."""
+    """Returns the results of a draw. Words of keys become keys of the same kind as `key`."""
     wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(key))
     outputs = zip(drawn, step.equation.outvars, strict=True)
     return [wrap(x) if _is_key(variable) else x for x, variable in outputs]

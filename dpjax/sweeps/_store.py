@@ -94,7 +94,7 @@ class Store:
         """Raises an error if the folder contains chunks of another sweep.
 
         Args:
-            runs: for each part, everything that determines its bits.
+            runs: for each part, all facts that determine the bits of its results.
             named: for each part, its name in messages.
         """
         for part, chunks in self._found.items():

@@ -189,9 +189,9 @@ class AskedTable:
         left, _ = payer.remaining
         if Decimal(repr(epsilon)) > left:
             raise BudgetExceededError(
-                f"{what} pays for two releases that cost epsilon={epsilon:g} together, but the "
-                f"ledger has only {left:f} left: take a smaller epsilon, or give public bounds or "
-                "keys, so that no release is needed to find them"
+                f"{what} needs an extra release to find bounds or keys. All releases together cost "
+                f"epsilon={epsilon:g}, but the ledger has only {left:f} left. Take a smaller "
+                "epsilon, or give public bounds or keys"
             )
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:

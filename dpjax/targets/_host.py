@@ -247,12 +247,13 @@ class _Evaluation(HostCall):
 def _attempt(
     function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
-    """Returns the leaves of the function's value in their declared dtypes, or a `_Failure`.
+    """Returns the leaves of the function's value in their declared dtypes.
 
-    If the function fails on a sampled database, an error is raised.
+    If the function fails on a private database, returns a `_Failure`. If it fails on a sampled
+    database, an error is raised.
     """
-    # The function must not run in the main thread, to which Python delivers signals. In a worker
-    # process, this code starts in the main thread.
+    # Python delivers signals to the main thread, so the function must run in another thread. In a
+    # worker process, this code starts in the main thread and passes the function to another one.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:

@@ -116,7 +116,9 @@ class KnownSensitivity(KnowsSensitivity):
         relation = relation_or_inherited(relation)
         if relation not in self.relations:
             known = " or ".join(map(str, self.relations))
-            raise ValueError(f"relation must be {known} for a known bound, got {relation}")
+            raise ValueError(
+                f"relation must be {known}, got {relation}: no bound is known under {relation}"
+            )
         n = None if n is None else _checks.integer("n", n, least=1)
         bound = self._bound(norm, relation, n, dtype)
         if bound == 0:

@@ -166,8 +166,8 @@ def _training(
     update = optax.with_extra_args_support(optimizer).update
 
     def train(database: Database) -> PyTree:
-        # The state consists of the parameters, the optimizer state, and the average of the last
-        # parameters.
+        # The state consists of the current parameters, the optimizer state, and the average of the
+        # parameters of the last `averaged` steps.
         def advance(state: tuple[PyTree, ...], step: jax.Array) -> tuple[tuple[PyTree, ...], None]:
             current, memory, mean = state
             records = batch(step, database)

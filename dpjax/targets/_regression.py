@@ -194,8 +194,8 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         return _logistic_objective(strength, known_dims(dims), dtype).bound(n)
 
-    # The functions above close over numbers only, which cannot change. A release can check this,
-    # and then it traces the target only once.
+    # The functions above close over nothing but numbers, and numbers cannot change. A release can
+    # check that, and then it traces the target only once.
     return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 

@@ -198,7 +198,7 @@ def test_the_converse_is_refused_with_a_remedy(tmp_path, keys):
     ledger = dpjax.Ledger(tmp_path / "x.db", epsilon=1, delta=1e-5, relation=ADD)
     budget = {"epsilon": 1.0, "delta": 1e-6, "relation": ADD}
     refused = pytest.raises(
-        ValueError, match="make the release under add-or-remove-one, or pay from a budget"
+        ValueError, match="Make the release under add-or-remove-one, or pay from a budget"
     )
     with ledger, refused:
         REPLACED(keys(0), 1.0)

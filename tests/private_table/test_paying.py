@@ -216,6 +216,6 @@ def test_bounds_are_not_paid_for_a_question_that_is_refused(tmp_path):
         with pytest.raises(ValueError, match="delta"):
             table.sum("x", delta=2.0, **ask)
         table.count(epsilon=0.8)
-        with pytest.raises(dpjax.BudgetExceededError, match="pays for two releases"):
+        with pytest.raises(dpjax.BudgetExceededError, match="needs an extra release"):
             table.variance("x", **ask)
         assert ledger.spent.epsilon == pytest.approx(0.8)

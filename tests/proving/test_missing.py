@@ -114,7 +114,7 @@ REFUSED = {
     "an integer": (lambda x: x.astype(int).sum(), "int32 cannot represent"),
     "a boolean": (lambda x: x.astype(bool).sum(), "bool cannot represent"),
     "16 bits": (lambda x: jnp.nansum(x.astype(jnp.bfloat16)), "bfloat16 cannot represent"),
-    "0 times NaN": (lambda x: jnp.isnan(0 * x).sum(), "NaN on some databases and the same number"),
+    "0 times NaN": (lambda x: jnp.isnan(0 * x).sum(), "may be NaN on some databases"),
     "power 0": (lambda x: lax.integer_pow(x, 0).sum(), "x ** 0"),
     "dot": (lambda x: x @ x, "no proof for dot_general"),
     "softmax": (jax.nn.softmax, "no proof for reduce_max"),
@@ -139,7 +139,7 @@ REFUSED = {
     "an exact sum by place": (
         lambda x: ExactScatter(0, 1)(jnp.zeros(1), jnp.zeros((N, 1), int), x), "finite updates"
     ),
-    "an exact variance": (ExactVariance(0.0, 0, float(N)), "must be a variance over the records"),
+    "an exact variance": (ExactVariance(0.0, 0, float(N)), "only over the axis of the records"),
     "a branch": (lambda x: lax.cond((x > 0).sum() > 1, lambda: x, lambda: -x), "a cond or switch"),
     "shuffled by a table": (lambda x: x[np.array([2, 0, 1])], "do not support NaN"),
 }  # fmt: skip
