@@ -152,7 +152,9 @@ def _average(
     `from_ends`, `totals` are instead the sums of distances from the upper and from the lower end.
     """
     middle, half, low, high, unit = interval
-    first, others = totals[:1], totals[1:]
+    first, others = totals[0], totals[1:]
+    # The number stays a scalar. If it had the shape of the sums, XLA would compute sums / (count /
+    # half) as (sums * half) / count, where the product overflows for long intervals.
     count = jnp.where(from_ends, (first + totals[1]) / 2, first)
     sums = jnp.where(from_ends, (others - first) / 2, others)
     number = jnp.maximum(count, unit) / half if n is None else n

@@ -322,6 +322,18 @@ def test_averages_are_as_near_as_they_say(relation):
     assert (errors > allowed / 4).sum() > 40  # It is not far too large.
 
 
+@both_relations
+def test_an_average_of_an_interval_of_any_length_is_as_accurate(key, relation):
+    """Scaling by a power of two is exact, and noise in units of the interval stays the same."""
+
+    def average(scale):
+        database = padded_if(relation, scale * np.linspace(0, 1, 500, dtype="float32"))
+        terms = {"lower": 0, "upper": scale, "epsilon": 1.0, "relation": relation}
+        return float(queries.private_mean(key, database, **terms).value) / scale
+
+    assert average(2.0**-70) == average(1.0) == average(2.0**70) == pytest.approx(0.5, abs=0.05)
+
+
 def test_the_number_of_records_decides_nothing_where_it_is_private(key):
     for n in (0, 1, 4):
         numbers = queries.padded_records(np.ones(n, "float32"), capacity=4)
