@@ -216,3 +216,25 @@ def test_a_release_is_of_what_its_score_closes_over_by_then():
     factors[0] = 10.0
     after = check(key, records).value.counts
     assert int(after[-1]) > 800 > int(before[-1])
+
+
+def test_a_release_inside_of_jit_is_of_what_its_score_closes_over_by_then():
+    """A check with a traced epsilon shares its compiled draw with checks of the same structure."""
+    factors, key = [1.0], seeded_key(1)
+    check = dpjax.check_oracle(
+        jax.random.key(0),
+        lambda key, n: jax.random.uniform(key, (n,)),
+        n=1000,
+        epsilon=100.0,
+        simulations=19,
+        score=lambda x: x * factors[0],
+    )
+    records = jax.random.uniform(jax.random.key(9), (1000,))
+
+    def last_count(epsilon):
+        return dataclasses.replace(check, epsilon=epsilon)(key, records).value.counts[-1]
+
+    before = jax.jit(last_count)(100.0)
+    factors[0] = 10.0
+    after = jax.jit(lambda epsilon: last_count(epsilon))(100.0)
+    assert int(after) > 800 > int(before)
