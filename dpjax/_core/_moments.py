@@ -60,8 +60,16 @@ class Moments:
 
         Numbers are returned unchanged. A time without a time zone counts as UTC. For a column of
         dates, a time becomes a fractional number of days.
+
+        Raises:
+            TypeError: if the moment is of another kind than the column, or in an unsupported unit.
         """
         if isinstance(moment, (np.datetime64, np.timedelta64)):
+            if moments_of_numpy(moment.dtype) is None:
+                raise TypeError(
+                    "dates, times and durations must be in a unit of NumPy from weeks to"
+                    f' nanoseconds, got {moment!r}: convert it, for example by .astype("M8[D]")'
+                )
             (seconds,) = seconds_of(np.array([moment]))
             is_duration = isinstance(moment, np.timedelta64)
         elif isinstance(moment, datetime.timedelta):
@@ -168,7 +176,7 @@ def in_seconds(integers: np.ndarray, known: np.ndarray, unit: str) -> np.ndarray
     Whole seconds and the remainder are converted separately. So the same time becomes the same
     float64 for all units.
     """
-    per = _PER_SECOND.get(unit, 1)
+    per = 1 if unit in _SECONDS else _PER_SECOND[unit]
     rest = np.fmod(integers, per)
     seconds = ((integers - rest) // per + rest / per) * _SECONDS.get(unit, 1.0)
     return np.where(known, seconds, np.nan)

@@ -415,7 +415,8 @@ class LedgerFile:
         self._lock.release()
 
     def _connected(self) -> sqlite3.Connection:
-        if self._connection is None:
+        # When Python exits, it runs `_closing` before some of the caller's own exit functions.
+        if self._connection is None or not self._closing.alive:
             return self._connect()
         if self._identity() != self._opened:
             raise LedgerError(f"{self.path} was replaced while it was open")

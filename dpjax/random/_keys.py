@@ -221,8 +221,9 @@ class KeyLedger(OpenLedger):
         )
         # If this ledger is part of a reference cycle, Python may finalize the connection before the
         # ledger. So `weakref.finalize` closes the connection: Python calls `close` before it
-        # finalizes any object of the cycle.
-        weakref.finalize(self, self._connection.close)
+        # finalizes any object of the cycle. At exit, the connection stays open for the caller's own
+        # exit functions.
+        weakref.finalize(self, self._connection.close).atexit = False
         with self._connection:
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS used_keys (fingerprint TEXT PRIMARY KEY)"

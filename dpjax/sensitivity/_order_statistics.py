@@ -102,7 +102,9 @@ def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> ja
 
 
 def _patterns(distances: jax.Array) -> jax.Array:
-    unsigned = jnp.dtype(f"uint{8 * distances.dtype.itemsize}")
-    # `abs` converts -0.0, whose sign bit is set, to 0.0.
-    ordered = jnp.where(distances >= 0, jnp.abs(distances), jnp.inf)
-    return lax.bitcast_convert_type(ordered, unsigned)
+    unsigned = np.dtype(f"uint{8 * distances.dtype.itemsize}")
+    infinity, zero = (np.array(x, distances.dtype).view(unsigned) for x in (np.inf, -0.0))
+    # Integers are compared, because XLA compares subnormal floats as if they were 0. The bit
+    # patterns of NaN and of negative numbers are larger than that of infinity.
+    patterns = lax.bitcast_convert_type(distances, unsigned)
+    return jnp.where(patterns == zero, 0, jnp.minimum(patterns, infinity))

@@ -325,6 +325,22 @@ def test_a_ledger_in_a_reference_cycle_is_closed(opened, path):
         connection.execute("SELECT 1")
 
 
+def test_a_ledger_pays_while_python_exits(path):
+    # Exit functions run in reverse order, so this one runs after the ledger was closed.
+    code = """
+import atexit, sys
+files = []
+atexit.register(lambda: pay(files[0]))
+from ledger_worker import LedgerFile, pay
+files.append(LedgerFile(sys.argv[1], (9, 0)))
+pay(files[0])
+"""
+    command = [sys.executable, "-c", code, path]
+    pipe = subprocess.PIPE
+    assert finish(subprocess.Popen(command, cwd=WORKER.parent, stdout=pipe, text=True)) == 2
+    assert LedgerFile(path, (9, 0)).chain.spent == (2, 0)
+
+
 @pytest.fixture
 def used(path):
     """A ledger with three debits that no process has open, and how it was after one."""

@@ -167,6 +167,10 @@ def test_bounds_and_results_may_be_moments():
     for moments, other in ((dates, datetime.timedelta(1)), (durations, day)):
         with pytest.raises(TypeError, match="can only be compared with"):
             moments.number(other)
+    strange = [(dates, x) for x in (np.datetime64("1990-01"), np.datetime64(1, "2s"))]
+    for moments, other in (*strange, (durations, np.timedelta64(3, "M"))):
+        with pytest.raises((TypeError, KeyError), match="a unit of NumPy from weeks to nanosec"):
+            moments.number(other)
     assert dates.moments([7305.2, np.nan]).tolist() == [day, None]
     assert times.moments(times.number(noon)).tolist() == datetime.datetime(1990, 1, 1, 10)
     assert durations.moments([0.5, -np.inf]).dtype == "m8[us]"

@@ -32,6 +32,7 @@ CASES = {
     "all infinite": [INF, INF],
     "nan": [NAN, 1.0, -NAN, 2.0],
     "negative": [-1.0, 5.0, -INF, 3.0],
+    "negative subnormal": [-1e-45, 2.0, -1e-40, 0.0],
     "zeros of both signs": [-0.0, 0.0, -0.0, 1.0],
     "subnormal": [1e-45, 0.0, 1e-40, 3e-39, 1.2e-38],
     "extremes": [3.4e38, 1.2e-38, 1.0, 1.0000001, 0.99999994],
@@ -44,6 +45,8 @@ def test_every_k_agrees_with_a_sort(name):
     found = every_rank(distances)
     np.testing.assert_array_equal(found, sorted_distances(distances))
     assert not np.signbit(found).any()  # 0, never -0
+    on_host = [float(order_statistic(distances, k + 1)) for k in range(len(distances))]
+    np.testing.assert_array_equal(on_host, found)
 
 
 def random_distances(count, dtype):
