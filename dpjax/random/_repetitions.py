@@ -148,7 +148,9 @@ def repetitions(runs: float, shape: float) -> Repetitions:
     """
     if math.isinf(shape):
         return Repetitions(None, poisson_mean=_rounded(runs, _MEAN_BITS))
-    _, high = bisect(lambda gamma: _mean(shape, gamma) > runs, 0.0, 1.0)
+    # At a tiny gamma, the mean would overflow.
+    tiny = _LEAST_GAMMA / 2
+    _, high = bisect(lambda gamma: gamma < tiny or _mean(shape, gamma) > runs, 0.0, 1.0)
     if high < _LEAST_GAMMA:
         raise ValueError(
             f"runs must be smaller for shape={shape:g}, whose distribution has a long tail, got"

@@ -166,3 +166,9 @@ def test_a_mean_just_above_one_is_one_run(shape):
     assert law.gamma == 1
     assert law.tail(1) == 0
     assert law.draw(lambda probability: probability == 1) == 1
+
+
+def test_a_mean_beyond_every_gamma_is_refused():
+    for runs, shape in ((1e6, -0.99), (1e308, -0.99), (1e308, 1.0)):
+        with pytest.raises((ValueError, OverflowError), match="runs must be smaller for shape="):
+            repetitions(runs, shape)
