@@ -39,7 +39,9 @@ def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
     could exceed upper - lower, and a sensitivity computed from these numbers would be wrong.
     """
     numbers = comparable(x)
-    low, high = _round_up(lower, numbers.dtype), 0 - _round_up(-upper, numbers.dtype)
+    # NumPy integers of 8 bits would wrap around: -np.int8(-128) is -128.
+    low = _round_up(float(lower), numbers.dtype)
+    high = 0 - _round_up(-float(upper), numbers.dtype)
     if low > high:
         raise ValueError(
             f"lower and upper must have a {numbers.dtype} number between them, got {lower!r} and"

@@ -35,6 +35,8 @@ def test_integers_and_booleans_become_floats(x64):
     for x in (np.array([1, 5], "int32"), np.array([True, False]), np.array([0.5], "float16")):
         assert clamped(x, 0, 3).dtype == ("float32" if x.dtype == "float16" else "float64")
     np.testing.assert_array_equal(clamped([0.1, 0.3], 0.1, 0.3), [0.1, 0.3])
+    np.testing.assert_array_equal(clamped([9, 300], np.uint8(0), np.uint8(10)), [9, 10])
+    np.testing.assert_array_equal(clamped([0, -300], -200, np.int8(-128)), [-128, -200])
 
 
 def test_an_interval_without_a_float32_is_refused():
