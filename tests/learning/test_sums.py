@@ -156,5 +156,5 @@ def test_parts_that_are_none_are_refused(keys):
         with pytest.raises(ValueError, match="parts must be"):
             in_parts(keys(1), sampling, parts)
     for bad in ({"of": model}, {"sampling": (jnp.arange(3), True)}):
-        with pytest.raises(TypeError, match="clipped must be made by"):
+        with pytest.raises(TypeError, match="must be made by"):
             in_parts(keys(1), **{"sampling": sampling, "parts": 2, **bad})

@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.queries import _k_means, _moments, _second_moments, _sums
+from dpjax.queries import _k_means, _second_moments, _sums
 from dpjax.queries._second_moments import (
     averages,
     in_ball,
@@ -355,8 +355,8 @@ def test_an_empty_slot_is_no_record_where_the_number_of_records_is_public(key):
 
 
 def test_a_mean_is_traced_once_for_each_interval(key, monkeypatch):
-    traced, clamp = [], _moments.clamp
-    monkeypatch.setattr(_moments, "clamp", lambda *xs: traced.append(xs[1:]) or clamp(*xs))
+    traced, clamp = [], _sums.clamp
+    monkeypatch.setattr(_sums, "clamp", lambda *xs: traced.append(xs[1:]) or clamp(*xs))
 
     def mean(upper, key=key):
         return queries.private_mean(key, jnp.ones(7), lower=-3.5, upper=upper, epsilon=1e5).value
