@@ -336,7 +336,7 @@ def _deltas_of_gaussian(mu: float, epsilons: np.ndarray) -> np.ndarray:
 
 
 def _risk_of_one(epsilon: float, delta: float, relation: NeighboringRelation, gamma: float) -> Risk:
-    """Returns the risk of one release of which only epsilon and delta are known.
+    """Returns the risk of one release, from its epsilon and delta alone.
 
     It is the risk of randomized response that also reveals everything with probability delta. This
     mechanism is the least private of all (epsilon, delta)-DP mechanisms (Kairouz, Oh and Viswanath

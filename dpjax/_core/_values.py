@@ -105,9 +105,9 @@ class Proof:
     summary: str = ""
 
     def explained(self) -> str:
-        """Returns the steps as text, with the factor by which each step loosens the bound.
+        """Returns the steps as text. Each line says by which factor its step loosens the bound.
 
-        The first call measures these factors, and stores the result.
+        The first call measures these factors, and stores the lines.
         """
         if self.losses is not None:
             self.steps, self.losses = self.losses(self.steps), None

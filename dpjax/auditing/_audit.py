@@ -367,7 +367,7 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # `caution` is the number by which the error probability was divided to choose the event.
+        # To choose an event, its error probability was divided by `caution`.
         # A larger caution means a more reliable event, so `max` compares cautions first. If they
         # are equal, it compares the expected bounds.
         promises.append((first.caution, first.promise))

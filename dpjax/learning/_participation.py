@@ -91,8 +91,8 @@ class _Row(NamedTuple):
     Attributes:
         wait: the number of steps until the record may join a batch.
         age: the number of rows since the record's last batch, but at most the number of bands.
-        sums: shape (2, bands). Let mu_s be the vector by which the rows shift if the record is in
-            the batch of step s. sums[i, k] is the inner product of mu_s and all rows so far, for
+        sums: shape (2, bands). If the record is in the batch of step s, the rows shift by a vector
+            mu_s. sums[i, k] is the inner product of mu_s and all rows so far, for
             the step s = t - bands + 1 + k, where t is the next row. For i = 0 the rows are drawn
             from the database with the record, for i = 1 from the database without it.
         ratio: the likelihood ratio of the rows of each database.

@@ -62,7 +62,7 @@ def along_a_path(
     Args:
         both: the log density at power 1, and its derivative.
         power: the power of the density.
-        step: the angle by which the path turns between two kicks. A kick changes the velocity. The
+        step: between two kicks, the path turns by this angle. A kick changes the velocity. The
             angle is multiplied by a random factor from 0.5 to 1.5.
         normal: d + `RANDOM` standard normal numbers, where d is the length of the particle.
         particle: a vector of normal numbers.

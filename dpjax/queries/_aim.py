@@ -189,8 +189,8 @@ def cells_of_model(sizes: Sizes, sets: Sequence[Columns]) -> int:
 
 
 _STEPS = 150
-# The factors by which the step size changes after a step that lowers the loss, and after one that
-# does not.
+# A step that lowers the loss multiplies the step size by the first number, another step by the
+# second.
 _GROWS, _SHRINKS = 1.1, 0.5
 _ENOUGH = 1e-7  # Stop when a successful step reduces the loss by less than this.
 

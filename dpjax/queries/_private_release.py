@@ -207,7 +207,7 @@ _QUANTILES = np.geomspace(0.05, 25, 600)
 
 
 def _laplace_sum_of_many(weights: np.ndarray, tail: float) -> np.ndarray:
-    """Returns the same as `_laplace_sum`, for many weights of which none is dominant.
+    """Returns the same as `_laplace_sum`, for many weights. No weight may dominate the others.
 
     The characteristic function f(u) is the product of 1 / (1 + w_i^2 u^2). By Gil-Pelaez (1951),
     P(|sum of w_i L_i| > t) = 1 - 2 / pi times the integral of sin(u t) f(u) / u over u > 0. The

@@ -200,9 +200,8 @@ def test_size_of_many_records():
     assert np.mean(shares) <= 0.05 + 3 * np.std(shares) / math.sqrt(len(shares))
 
 
-def test_a_release_is_of_what_its_score_closes_over_by_then():
-    """Of records in [0, 1], scores that are 10 times as large lie in other bins."""
-    factors, key = [1.0], seeded_key(1)
+def scaled_check(factors):
+    """A check whose score closes over `factors`, and 1,000 records in [0, 1]."""
     check = dpjax.check_oracle(
         jax.random.key(0),
         lambda key, n: jax.random.uniform(key, (n,)),
@@ -211,7 +210,13 @@ def test_a_release_is_of_what_its_score_closes_over_by_then():
         simulations=19,
         score=lambda x: x * factors[0],
     )
-    records = jax.random.uniform(jax.random.key(9), (1000,))
+    return check, jax.random.uniform(jax.random.key(9), (1000,))
+
+
+def test_a_release_is_of_what_its_score_closes_over_by_then():
+    """Of records in [0, 1], scores that are 10 times as large lie in other bins."""
+    factors, key = [1.0], seeded_key(1)
+    check, records = scaled_check(factors)
     before = check(key, records).value.counts
     factors[0] = 10.0
     after = check(key, records).value.counts
@@ -221,15 +226,7 @@ def test_a_release_is_of_what_its_score_closes_over_by_then():
 def test_a_release_inside_of_jit_is_of_what_its_score_closes_over_by_then():
     """A check with a traced epsilon shares its compiled draw with checks of the same structure."""
     factors, key = [1.0], seeded_key(1)
-    check = dpjax.check_oracle(
-        jax.random.key(0),
-        lambda key, n: jax.random.uniform(key, (n,)),
-        n=1000,
-        epsilon=100.0,
-        simulations=19,
-        score=lambda x: x * factors[0],
-    )
-    records = jax.random.uniform(jax.random.key(9), (1000,))
+    check, records = scaled_check(factors)
 
     def last_count(epsilon):
         return dataclasses.replace(check, epsilon=epsilon)(key, records).value.counts[-1]
